@@ -53,6 +53,7 @@ from bertrain.training.finetune import finetune
 from bertrain.training.resolved_run import resolve_run
 from bertrain.training.state import rate_factor
 from bertrain.training.task_settings import resolve_task
+from bertrain.weights.huggingface import PROBLEM_TYPES
 from bertrain.weights.names import huggingface_names
 
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
@@ -273,12 +274,11 @@ def their_model(work: Work) -> Any:
     }
     if work.task.head == "span":
         return AutoModelForQuestionAnswering.from_pretrained(work.weights, **common)
-    is_number = work.task.head == "regress"
     return AutoModelForSequenceClassification.from_pretrained(
         work.weights,
         **common,
-        num_labels=1 if is_number else len(work.task.labels),
-        problem_type="regression" if is_number else "single_label_classification",
+        num_labels=1 if work.task.head == "regress" else len(work.task.labels),
+        problem_type=PROBLEM_TYPES[work.task.head],
     )
 
 
@@ -308,13 +308,15 @@ class Rows(torch.utils.data.Dataset):  # type: ignore[type-arg]
         self._rows: list[dict[str, Any]] = []
         for number, (first, last) in enumerate(bounds):
             length, segment_b = last - first, int(block.segment_b[number])
-            row = {
+            row: dict[str, Any] = {
                 "input_ids": tokens[first:last],
                 "token_type_ids": [0] * segment_b + [1] * (length - segment_b),
                 "attention_mask": [1] * length,
             }
-            known = {} if answers is None else dict(zip(names, answers[number].tolist(), strict=True))
-            self._rows.append(row | known)
+            if answers is not None:
+                known = answers[number].tolist()
+                row |= {"label": known} if head == "multilabel" else dict(zip(names, known, strict=True))
+            self._rows.append(row)
 
     def __len__(self) -> int:
         return len(self._rows)

@@ -316,6 +316,7 @@ def scales() -> float:
 @case("whole model", 3e-5, {"model__pad_vocab_to": 8, "model__num_segments": 3, "model__num_layers": 2}, True)
 @case("whole model of one layer, no next sentences", 3e-5, {"model__nsp": False}, False)
 @case("whole model that classifies", 3e-5, {"model__head": "classify", "model__num_labels": 3}, True)
+@case("whole model of several weighted labels", 3e-5, {"model__head": "multilabel", "model__num_labels": 5}, True)
 @case("whole model that regresses", 3e-5, {"model__head": "regress"}, False)
 @case("whole model that finds spans", 3e-5, {"model__head": "span"}, True)
 def whole(overrides: dict[str, object], accumulates: bool) -> float:
@@ -328,7 +329,8 @@ def whole(overrides: dict[str, object], accumulates: bool) -> float:
     ).model  # fmt: skip
     batch = whole_model.random_batch([7, 1, 12, 2], 25, 6, 7, 12, 50)
     if settings.head != "pretrain":
-        batch = whole_model.with_answers(batch, settings.head, settings.num_labels)
+        is_weighted = settings.head == "multilabel"
+        batch = whole_model.with_answers(batch, settings.head, settings.num_labels, is_weighted=is_weighted)
     model = whole_model.BothWays(settings, batch, "cpu", dtype=torch.float32)
     # The interpreter's time goes by programs, so here one takes eight rows.
     with patch.multiple(layernorm_kernels, FORWARD=(8, 1, 1, 1), BACKWARD=(8, 1, 1, 1)):

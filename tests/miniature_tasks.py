@@ -35,28 +35,30 @@ NO_DROPOUT = {"model.hidden_dropout": "0", "model.attention_dropout": "0", "mode
 
 @dataclass(frozen=True)
 class Miniature:
-    """Weights to begin with, and the data of three tasks."""
+    """Weights to begin with, and the data of four tasks."""
 
     base: Path
     table: Path
     numbers: Path
     questions: Path
+    label_sets: Path
 
 
 def make_miniature(folder: Path) -> Miniature:
     """Everything in one folder. The weights are hardly trained, but large enough to tell words apart at once."""
     data = helpers.make_data(folder, documents=10)
-    made = Miniature(folder / "base", folder / "table", folder / "numbers", folder / "questions")
+    made = Miniature(*(folder / name for name in ("base", "table", "numbers", "questions", "label_sets")))
     settings = helpers.tiny_settings(
         train__max_steps=1, schedule__warmup_steps=0, model__initializer_range=0.2, log__level="quiet"
     )
     pretrain(settings, data, made.base)
-    for place in (made.table, made.numbers, made.questions):
+    for place in (made.table, made.numbers, made.questions, made.label_sets):
         place.mkdir()
     for name, count, seed in (("train", 240, 1), ("dev", 60, 2)):
         (made.table / f"{name}.csv").write_text("text,label\n" + "".join(map("{},{}\n".format, *coloured(count, seed))))
         (made.numbers / f"{name}.tsv").write_text(shares(count, seed))
         (made.questions / f"{name}-v1.1.json").write_text(questions(count, seed))
+        (made.label_sets / f"{name}.jsonl").write_text(label_sets(count, seed))
     texts, _ = coloured(30, 3)
     (made.table / "test.csv").write_text("id,text\n" + "".join(f"row-{n},{text}\n" for n, text in enumerate(texts)))
     return made
@@ -80,6 +82,17 @@ def shares(count: int, seed: int) -> str:
         draw.shuffle(words)
         rows.append(f"{' '.join(words)}\t{first / length:.3f}")
     return "\n".join(rows) + "\n"
+
+
+def label_sets(count: int, seed: int) -> str:
+    """JSON lines of texts with words of any of three topics, and the colors of these topics, rarer and rarer."""
+    draw, rows = random.Random(seed), []
+    for _ in range(count):
+        topics = [topic for topic, share in enumerate((0.6, 0.45, 0.15)) if draw.random() < share]
+        words = [word for topic in topics for word in draw.choices(TOPICS[topic], k=3)] or draw.choices(TOPICS[5], k=3)
+        draw.shuffle(words)
+        rows.append(json.dumps({"text": " ".join(words), "label": [COLOURS[topic] for topic in topics]}) + "\n")
+    return "".join(rows)
 
 
 def questions(count: int, seed: int) -> str:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import sys
 from typing import Any
 
-from bertrain.base.formatting import BASELINE, show_brief
+from bertrain.base.formatting import BASELINE, THRESHOLD, show_brief
 from bertrain.base.logs import note
 
 PHASES = ("data", "forward_backward", "reduction", "optimizer")
@@ -88,7 +88,8 @@ class Console:
 def evaluation_text(result: dict[str, float]) -> str:
     """Loss and accuracies in a line, with the baseline in the next; or the metrics of a task."""
     if "mlm_accuracy" not in result:
-        shown = {name: value for name, value in result.items() if not name.startswith(("step", "latency", BASELINE))}
+        hidden = ("step", "latency", BASELINE, THRESHOLD)
+        shown = {name: value for name, value in result.items() if not name.startswith(hidden)}
         baselines = {name: result[BASELINE + name] for name in shown if BASELINE + name in result}
         beside = {name: f" (baseline {show_brief(name, value)})" for name, value in baselines.items()}
         return "  ".join(f"{name} {show_brief(name, value)}{beside.get(name, '')}" for name, value in shown.items())

@@ -13,7 +13,8 @@ TITLES = {
     "constant_accuracy": "most frequent word",
 }
 BASELINE = "baseline_"  # before the name of a task's main metric: its value for the same answer to every example
-YARDSTICKS = ("constant_accuracy", "hidden_accuracy", BASELINE)  # beginnings of names; never the main metric
+THRESHOLD = "threshold_"  # before a label: the probability from which on the label applies, as a task fitted it
+YARDSTICKS = ("constant_accuracy", "hidden_accuracy", BASELINE, THRESHOLD)  # beginnings of names; never the main metric
 
 
 def is_speed(name: str) -> bool:

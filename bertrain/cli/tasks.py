@@ -145,9 +145,15 @@ def predict(
         show_predictions(result)
     size = len(texts) // max(1, len(result))  # 2 for a task of pairs
     for row, one in enumerate(result if texts else []):
-        is_class = "label" in one
-        answer = f"{one['label']} {max(one['probabilities'].values()):.1%}" if is_class else f"{one['number']:.4g}"
-        print(f"{answer}  {' | '.join(texts[row * size : (row + 1) * size])}")
+        print(f"{answer_text(one)}  {' | '.join(texts[row * size : (row + 1) * size])}")
+
+
+def answer_text(answer: dict[str, Any]) -> str:
+    """A number, or the predicted labels with their probabilities."""
+    if "number" in answer:
+        return f"{answer['number']:.4g}"
+    labels = answer["labels"] if "labels" in answer else [answer["label"]]
+    return ", ".join(f"{label} {answer['probabilities'][label]:.1%}" for label in labels) or "no label"
 
 
 def show_predictions(result: dict[str, Any]) -> None:

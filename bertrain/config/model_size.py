@@ -17,7 +17,7 @@ def count_parameters(model: ModelSettings) -> tuple[int, int]:
         case "span":
             heads = 2 * width + 2
         case _:
-            labels = model.num_labels if model.head == "classify" else 1
+            labels = model.num_labels if model.head in ("classify", "multilabel") else 1
             heads = width * width + width + labels * (width + 1)
     return embeddings + matrices + other + heads, matrices
 

@@ -59,13 +59,14 @@ class ModelSettings:
     )
     layer_norm_eps: float = setting(1e-12, "epsilon inside LayerNorm", min=0)
     nsp: bool = setting(True, "train next-sentence prediction besides masked words")
-    head: Literal["pretrain", "classify", "regress", "span"] = setting(
+    head: Literal["pretrain", "classify", "multilabel", "regress", "span"] = setting(
         "pretrain",
-        "output layer. pretrain: masked words and next sentence; classify: a class for each text; regress: a number "
-        "for each text; span: begin and end of an answer in the text. Fine-tuning sets it from the task",
+        "output layer. pretrain: masked words and next sentence; classify: a class for each text; multilabel: any "
+        "number of labels for each text; regress: a number for each text; span: begin and end of an answer in the "
+        "text. Fine-tuning sets it from the task",
     )
-    num_labels: int = setting(2, "classify: number of classes", min=2)
-    head_dropout: float = setting(0.1, "classify, regress: dropout before the last layer", min=0, max=0.99)
+    num_labels: int = setting(2, "classify, multilabel: number of classes", min=2)
+    head_dropout: float = setting(0.1, "classify, multilabel, regress: dropout before the last layer", min=0, max=0.99)
     pad_vocab_to: Literal[1, 8, 64] = setting(
         1, "round the rows of the word embeddings up to a multiple of this (tensor cores want 8 or 64); adds no word"
     )
@@ -122,8 +123,15 @@ class TaskSettings:
     )
     text: str = setting("text", "classify: column of the text")
     text_pair: str = setting("", "classify: column of a second text; empty: none")
-    label: str = setting("label", "classify: column of the label")
-    target: Literal["class", "number"] = setting("class", "classify: labels are classes, or numbers (regression)")
+    label: str = setting("label", "classify: column of the label; for several labels also 0/1 columns, such as a,b,c")
+    target: Literal["class", "classes", "number"] = setting(
+        "class", "classify: each text has one label (class), any number of labels (classes) or a number (regression)"
+    )
+    class_weights: str = setting(
+        "",
+        "classify: factors of the loss. balanced: rare labels count more, in inverse proportion to their rows; or by "
+        "label, such as spam=2,other=0.5; empty: all 1",
+    )
     hold_out: float = changeable(0.0, "classify: share of rows to evaluate on if there is no dev part", min=0, max=0.9)
     languages: str = changeable("all", "xnli: languages to score, such as de,fr; all: every language of the file")
     doc_stride: int = setting(128, "squad: tokens from the start of one window of a long text to the next", min=1)

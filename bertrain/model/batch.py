@@ -29,7 +29,7 @@ class Batch:
     mlm_labels: Tensor  # [P]
     nsp_labels: Tensor  # [S]
     is_real: Tensor  # [S] bool: whether a slot holds an example
-    answers: Tensor | None  # [S, 1 or 2] for fine-tuning: a class, a number, or an answer's first and last token
+    answers: Tensor | None  # [S, ...] for fine-tuning: class, number, first and last token, or 0 and 1 for each label
     max_seqlen: int
     sequence_lengths: tuple[int, ...]
     """Lengths of all sequences, padding included, on the host, for loops over sequences on a CPU."""
@@ -37,6 +37,7 @@ class Batch:
     num_tokens: int
     num_sequences: int
     num_predictions: int
+    answer_weights: Tensor | None = None  # [S, 1] or as `answers`: factors of the loss; None: all are 1
 
     def _tensors(self) -> list[tuple[str, Tensor]]:
         return [(name, value) for name, value in vars(self).items() if isinstance(value, Tensor)]
@@ -62,6 +63,7 @@ class Batch:
             nsp_labels=self.nsp_labels[:sequences],
             is_real=self.is_real[:sequences],
             answers=None if self.answers is None else self.answers[:sequences],
+            answer_weights=None if self.answer_weights is None else self.answer_weights[:sequences],
             sequence_lengths=self.sequence_lengths[:sequences],
         )
 

@@ -127,7 +127,7 @@ class FusedBert:
         match self.settings.head:
             case "span":
                 return Outputs(answers=self._heads.span_logits(read))
-            case "classify" | "regress":
+            case "classify" | "regress" | "multilabel":
                 return Outputs(answers=self._heads.sequence_logits("answer", read.float(), None)[2])
             case _:
                 nsp_logits = self._heads.sequence_logits("next_sentence", read.float(), None)[2] if self.nsp else None

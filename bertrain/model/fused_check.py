@@ -47,11 +47,11 @@ WRITTEN_FOR = {
     "SpanHead.forward": "9e4c3f21a3dc864e",
     "dropout": "f1cea0e8262eebe6",
     "attend_grouped": "cc7b74a1cc8e7421",
-    "answer_head": "795b6506555bcc33",
+    "answer_head": "98f7f9f7ff837a10",
     "pretraining_sums": "475a98e17d04e252",
-    "answer_sums": "bf69247350af78b7",
+    "answer_sums": "4cae855a22538eca",
     "by_sequence": "8adcc9a3363549d0",
-    "_cross_entropy": "52e1b1149e3a21f1",
+    "_cross_entropy": "b559518ae02b6b37",
 }
 NOT_SYNTAX = {"annotation", "returns", "type_comment", "type_params", "kind", "ctx"}
 

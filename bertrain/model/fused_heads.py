@@ -133,13 +133,27 @@ def _sequence_loss(logits: Tensor, batch: Batch, head: str) -> tuple[Tensor, Ten
         assert batch.answers is not None
         error = (logits - batch.answers) * is_real[:, None]
         return error.square().sum(), torch.zeros((), device=logits.device), 2 * error
+    if head == "multilabel":
+        return _label_set_loss(logits, batch)
     labels = batch.nsp_labels
     if head == "classify":
         assert batch.answers is not None
         labels = batch.answers[:, 0]
+    weights = is_real if batch.answer_weights is None else is_real * batch.answer_weights[:, 0]
     log_probabilities = logits.log_softmax(-1)
     answer = torch.where(is_real, labels, 0)[:, None]
-    loss = -(log_probabilities.gather(1, answer)[:, 0] * is_real).sum()
+    loss = -(log_probabilities.gather(1, answer)[:, 0] * weights).sum()
     correct = ((logits.argmax(-1) == labels) & is_real).sum().float()
     one_hot = torch.zeros_like(logits).scatter_(1, answer, 1.0)
-    return loss, correct, (log_probabilities.exp() - one_hot) * is_real[:, None]
+    return loss, correct, (log_probabilities.exp() - one_hot) * weights[:, None]
+
+
+def _label_set_loss(logits: Tensor, batch: Batch) -> tuple[Tensor, Tensor, Tensor]:
+    """`_sequence_loss` of several labels: binary cross-entropy, whose mean over labels is an example's loss."""
+    assert batch.answers is not None
+    answers, is_real = batch.answers, batch.is_real
+    weights = is_real[:, None].float() if batch.answer_weights is None else is_real[:, None] * batch.answer_weights
+    weights = weights / logits.shape[1]
+    losses = logits.clamp(min=0) - logits * answers + torch.log1p(torch.exp(-logits.abs()))
+    correct = (((logits >= 0) == (answers > 0)).all(1) & is_real).sum().float()
+    return (losses * weights).sum(), correct, (logits.sigmoid() - answers) * weights

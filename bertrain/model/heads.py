@@ -58,7 +58,7 @@ class SpanHead(nn.Module):
 def answer_head(settings: ModelSettings) -> SentenceHead | SpanHead | None:
     """The head for fine-tuning; None for pre-training."""
     match settings.head:
-        case "classify":
+        case "classify" | "multilabel":
             return SentenceHead(settings, settings.num_labels, settings.head_dropout)
         case "regress":
             return SentenceHead(settings, 1, settings.head_dropout)
@@ -78,19 +78,29 @@ def pretraining_sums(mlm_logits: Tensor, nsp_logits: Tensor | None, batch: Batch
     return Sums(mlm_loss=mlm_loss, sequence_loss=nsp_loss, mlm_correct=mlm_correct, sequence_correct=nsp_correct)
 
 
-def _cross_entropy(logits: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
-    loss = F.cross_entropy(logits.float(), labels, ignore_index=IGNORED, reduction="sum")
+def _cross_entropy(logits: Tensor, labels: Tensor, weights: Tensor | None = None) -> tuple[Tensor, Tensor]:
+    if weights is None:
+        loss = F.cross_entropy(logits.float(), labels, ignore_index=IGNORED, reduction="sum")
+    else:
+        loss = (F.cross_entropy(logits.float(), labels, ignore_index=IGNORED, reduction="none") * weights).sum()
     correct = (logits.detach().argmax(-1) == labels).sum().float()
     return loss, correct
 
 
 def answer_sums(logits: Tensor, batch: Batch, head: str) -> Sums:
-    """Summed losses (cross-entropy, squared error, or mean over a span's two ends) and counts of correct answers."""
+    """Summed losses (cross-entropy, squared error, or mean over labels or a span's two ends) and correct answers."""
     assert batch.answers is not None
     is_real = batch.is_real
     zero = torch.zeros((), device=logits.device)
     if head == "classify":
-        loss, correct = _cross_entropy(logits, torch.where(is_real, batch.answers[:, 0], IGNORED))
+        weights = None if batch.answer_weights is None else batch.answer_weights[:, 0]
+        loss, correct = _cross_entropy(logits, torch.where(is_real, batch.answers[:, 0], IGNORED), weights)
+    elif head == "multilabel":
+        losses = F.binary_cross_entropy_with_logits(
+            logits.float(), batch.answers, batch.answer_weights, reduction="none"
+        )
+        loss = (losses.mean(1) * is_real).sum()
+        correct = (((logits.detach() >= 0) == (batch.answers > 0)).all(1) & is_real).sum().float()
     elif head == "regress":
         loss = ((logits[:, 0].float() - batch.answers[:, 0]).square() * is_real).sum()
         correct = zero

@@ -31,7 +31,7 @@ from typing import Any
 
 from bertrain.base.errors import UserError
 from bertrain.base.files import write_atomically
-from bertrain.base.formatting import BASELINE, compact, duration, title_of
+from bertrain.base.formatting import BASELINE, compact, duration, show_brief, title_of
 from bertrain.base.machine import is_first_rank, under_launcher
 from bertrain.base.schema import Count, JsonError, check_value, load_json
 from bertrain.config.choices import DocumentEnd, OnError
@@ -48,7 +48,6 @@ from bertrain.run.records import EndRecord, EvaluationRecord, last_record
 
 LOCK = ".lock"
 VOCABULARY_FILES = 40  # of the extracted text, evenly strided: about 1 GB says enough about words
-SCORES = ("accuracy", f"{BASELINE}accuracy")  # of a task
 USEFUL = 1.2  # times the baseline: below, a model knows little but frequencies
 
 RECIPE_HEAD = """# Repeats the run of `bertrain train` to the bit:
@@ -389,10 +388,11 @@ def summary(made: Trained) -> list[str]:
     if learned < USEFUL * baseline:
         lines.append("warning:  it has learned little more than which words are common; give it a longer --budget")
     if made.task_metrics:
-        found = {name: value for name, value in made.task_metrics.items() if name in SCORES}
-        scores = ", ".join(f"{title_of(name)} {value:.1%}" for name, value in found.items())
+        main = next(iter(made.task_metrics))
+        found = {name: made.task_metrics[name] for name in (main, BASELINE + main) if name in made.task_metrics}
+        scores = ", ".join(f"{title_of(name)} {show_brief(name, value)}" for name, value in found.items())
         lines.append(f"task:     {scores} (always the same answer), on held-out rows; {made.folder / 'task'}")
-        if len(found) == 2 and found[SCORES[0]] <= found[SCORES[1]]:
+        if len(found) == 2 and found[main] <= found[BASELINE + main]:
             cure = "try `bertrain finetune` with --epochs 10"
             lines.append(f"warning:  the task's model is no better than one answer for every text; {cure}")
     lines += [

@@ -16,7 +16,7 @@ from types import NoneType
 from typing import Any, ClassVar, TypeVar
 
 from bertrain.base.files import read_tail, replacing
-from bertrain.base.formatting import is_speed
+from bertrain.base.formatting import THRESHOLD, is_speed
 from bertrain.base.schema import Count, JsonError, check_value, parse_json
 
 NAN = math.nan
@@ -179,7 +179,7 @@ R = TypeVar("R", bound=Record)
 
 def is_metric(name: str) -> bool:
     """Whether a key of a step or an evaluation measures the quality of the model."""
-    return name not in NOT_METRICS and "." not in name and not is_speed(name)
+    return name not in NOT_METRICS and "." not in name and not is_speed(name) and not name.startswith(THRESHOLD)
 
 
 # --- to and from JSON ------------------------------------------------------------------------------
@@ -250,6 +250,13 @@ def newest(records: Sequence[Record], kind: type[R]) -> R | None:
 
 def last_record(path: str | Path, kind: type[R]) -> R | None:
     return next(filter(None, (newest(records, kind) for records in tails(path))), None)
+
+
+def thresholds_at(path: str | Path, step: int) -> dict[str, float]:
+    """The thresholds by label that the evaluation after `step` steps fitted; empty if there was none."""
+    evaluations = [one for one in read_records(path) if isinstance(one, EvaluationRecord) and one.step == step]
+    metrics = evaluations[-1].metrics if evaluations else {}
+    return {name.removeprefix(THRESHOLD): value for name, value in metrics.items() if name.startswith(THRESHOLD)}
 
 
 def drop_after(path: Path, step: int, num_kept: int = 0) -> list[StepRecord]:

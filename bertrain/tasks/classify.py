@@ -1,10 +1,13 @@
-"""The task `classify`: the user's own tables of one or two texts per row, and a class or a number to predict."""
+"""The task `classify`: the user's own tables of one or two texts per row, and a class or a number to predict.
+
+Several labels for each text are in multilabel.py.
+"""
 
 from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from itertools import chain, islice
@@ -29,12 +32,18 @@ from bertrain.tasks.table_task import (
     read_rows,
 )
 from bertrain.tasks.tables import BadRows, choose_files, format_of, read_table, stem_of
+from bertrain.tasks.task import Head
 
 STEMS = {
     "train": ("train", "training", "train_*", "data"),
     "dev": ("dev", "validation", "valid", "val", "eval"),
     "test": ("test",),
 }  # file names of each split, without suffix
+TARGETS: dict[str, tuple[Head, tuple[str, ...]]] = {
+    "class": ("classify", ("accuracy", "f1_macro")),
+    "classes": ("multilabel", ("f1_micro", "f1_macro", "subset_accuracy")),
+    "number": ("regress", ("pearson", "spearmanr")),
+}  # the head and the metrics by `task.target`
 WHOLE = "data"  # the split of all rows, of which some are held out
 
 
@@ -47,16 +56,21 @@ class ClassifyTask(TableTask):
 
     def __init__(self, settings: Settings, data: Path, vocabulary: Vocabulary, saved: Mapping[str, Any] | None) -> None:
         task, self.data = settings.task, data
-        is_number = task.target == "number"
-        metric_names = ("pearson", "spearmanr") if is_number else ("accuracy", "f1_macro")
-        super().__init__(settings, vocabulary, "regress" if is_number else "classify", (), metric_names)
+        head, metric_names = TARGETS[task.target]
+        super().__init__(settings, vocabulary, head, (), metric_names)
         hint = "; name yours with --task.text, --task.text_pair and --task.label"
-        self.columns = Columns((task.text,), (task.text_pair,) if task.text_pair else (), (task.label,), hint=hint)
+        several = tuple(name.strip() for name in task.label.split(",")) if "," in task.label else ()
+        self.columns = Columns(
+            (task.text,), (task.text_pair,) if task.text_pair else (), (task.label,), hint=hint,
+            indicators=several if head == "multilabel" else (),
+        )  # fmt: skip
         self.files = find_files(data, self.notes, is_whole=saved is not None and not task.hold_out)
         if saved is not None:
             self.labels = tuple(saved["labels"])
-        elif self.head == "classify":
-            self.labels = self._find_labels()
+        elif self.head != "regress":
+            if "train" not in self.files:
+                raise UserError("missing-split", f"--data {self.data} has no train file, such as train.csv")
+            self.labels = self.find_labels(self.files["train"])
         others = [split for split in self.files if split != "train"]
         self.held_out_splits = [split for split in others if _is_labeled(self.files[split], self.columns)]
         self.unlabeled_splits = [split for split in others if split not in self.held_out_splits]
@@ -72,8 +86,10 @@ class ClassifyTask(TableTask):
             return self._draw_rows(name)
         if name not in self.files:
             raise UserError("missing-split", f"--data {self.data} has no {name}.csv, .tsv, .jsonl or .parquet")
-        parse_label = parse_number if self.head == "regress" else class_parser(self.labels)
-        return self.read_split(name, self.files[name], RowFormat(self.columns, parse_label), with_labels=with_labels)
+        return self.read_split(name, self.files[name], self.row_format(), with_labels=with_labels)
+
+    def row_format(self) -> RowFormat:
+        return RowFormat(self.columns, parse_number if self.head == "regress" else class_parser(self.labels))
 
     def _draw_rows(self, name: str) -> TableSplit:
         """The rows that are held out of the training files, evenly over their labels (dev), or the others (train).
@@ -82,14 +98,13 @@ class ClassifyTask(TableTask):
         """
         whole = self._load(WHOLE, with_labels=True)
         size, count = whole.num_examples, max(1, round(self.hold_out * whole.num_examples))
-        order = np.lexsort((combine(derive("hold out"), np.arange(size)), whole.targets))
+        order = np.lexsort((combine(derive("hold out"), np.arange(size)), whole.strata))
         held_out = np.sort(order[(2 * np.arange(count) + 1) * size // (2 * count)])
         rows = held_out if name == "dev" else np.delete(np.arange(size), held_out)
         return replace(whole, name=name, block=whole.block.take(rows), ids=[whole.ids[row] for row in rows])
 
-    def _find_labels(self) -> tuple[str, ...]:
-        if "train" not in self.files:
-            raise UserError("missing-split", f"--data {self.data} has no train file, such as train.csv")
+    def find_labels(self, files: Sequence[Path]) -> tuple[str, ...]:
+        """The labels of the training files, by class index."""
         counts: Counter[str] = Counter()
 
         def count(label: str) -> float:
@@ -97,9 +112,9 @@ class ClassifyTask(TableTask):
             return 0.0
 
         bad_rows = BadRows(self.settings.task.on_error)
-        read_rows(self.files["train"], RowFormat(self.columns, count), bad_rows, with_labels=True)
+        read_rows(files, RowFormat(self.columns, count), bad_rows, with_labels=True)
         labels = sort_labels(counts)
-        place = f"column {self.columns.label[0]!r} of {self.files['train'][0]}"
+        place = f"column {self.columns.label[0]!r} of {files[0]}"
         if len(labels) < 2:
             raise UserError("one-label", f"{place} has only the label {labels[0]!r}; training needs two or more")
         if len(labels) > 100 and len(labels) > sum(counts.values()) / 2:
@@ -139,7 +154,7 @@ def find_files(data: Path, notes: list[str], *, is_whole: bool) -> dict[str, lis
 
 
 def _is_labeled(files: Iterable[Path], columns: Columns) -> bool:
-    label = partial(find_column, candidates=columns.label, required=False)
-    rows = chain.from_iterable(read_table(path, lambda names: [label(names)]) for path in files)
+    label = partial(find_column, candidates=columns.indicators[:1] or columns.label, required=False)
+    rows = chain.from_iterable(read_table(path, lambda names: [label(names)], lists_at=0) for path in files)
     readable = (row for row in rows if not isinstance(row, Problem))
     return any((row.values[0] or "").strip() for row in islice(readable, 1000))

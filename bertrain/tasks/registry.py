@@ -12,13 +12,15 @@ from bertrain.config.settings import Settings
 from bertrain.data.text.vocabulary import Vocabulary
 from bertrain.tasks import glue
 from bertrain.tasks.classify import ClassifyTask
+from bertrain.tasks.multilabel import MultilabelTask
 from bertrain.tasks.squad.task import SquadTask
 from bertrain.tasks.table_task import TableTask
 from bertrain.tasks.task import Task
 from bertrain.tasks.xnli import XnliTask
 
 SQUAD = ("squad/v1.1", "squad/v2.0")
-ELSEWHERE = ("ner", "token-classification", "pos", "multilabel", "multi-label", "multiple-choice")
+ELSEWHERE = ("ner", "token-classification", "pos", "multiple-choice")
+SEVERAL_LABELS = ("multilabel", "multi-label", "multi-label-classification")
 
 
 def task_names() -> list[str]:
@@ -31,6 +33,8 @@ def check_name(name: str) -> None:
         advice = f"{nearest(name, names)}; tasks: {', '.join(names)}"
         if name.lower().replace("_", "-") in ELSEWHERE:
             advice = "; export the weights (`bertrain weights export`), and train them with the Transformers Trainer"
+        if name.lower().replace("_", "-") in SEVERAL_LABELS:
+            advice = "; several labels for each text are `bertrain finetune classify --task.target classes`"
         raise UserError("unknown-task", f"there is no task {name!r}{advice}")
 
 
@@ -57,11 +61,14 @@ def open_task(
     if not folder.exists():
         raise UserError("missing-data", f"--data {folder} does not exist")
     if name in SQUAD:
+        if settings.task.class_weights:
+            raise UserError("bad-class-weights", f"task.class_weights is of classifiers; {name} has no classes")
         return SquadTask.open(settings, folder, vocabulary)
     if saved is None and not is_installed("sklearn"):  # a run whose metrics cannot be computed does not start
         raise missing_package("sklearn")
     if name == "xnli":
         return XnliTask(settings, folder, vocabulary)
     if name == "classify":
-        return ClassifyTask(settings, folder, vocabulary, saved)
+        of_target = MultilabelTask if settings.task.target == "classes" else ClassifyTask
+        return of_target(settings, folder, vocabulary, saved)
     return glue.GlueTask(settings, folder, vocabulary)

@@ -12,21 +12,30 @@ from dataclasses import dataclass, field
 from functools import cache
 from itertools import chain
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 
 from bertrain.base.errors import UserError
 from bertrain.base.files import write_atomically
-from bertrain.base.formatting import BASELINE, counted
+from bertrain.base.formatting import BASELINE, counted, few
 from bertrain.config.settings import Settings
 from bertrain.data.formats.block import Block, Values
 from bertrain.data.text.records import Problem, listed
 from bertrain.data.text.vocabulary import Vocabulary
+from bertrain.tasks.class_weights import Factors, weigh_classes
 from bertrain.tasks.encode import encode_texts
-from bertrain.tasks.metrics import Predictions, compute_metrics, predictions_of, softmax
+from bertrain.tasks.metrics import (
+    Predictions,
+    compute_metrics,
+    predictions_of,
+    report_by_class,
+    sigmoid,
+    softmax,
+)
 from bertrain.tasks.tables import BadRows, FieldCountProblem, Row, read_table
 from bertrain.tasks.task import Head, TaskOutputs
+from bertrain.tasks.thresholds import Thresholds, name_labels
 
 
 @dataclass(frozen=True)
@@ -38,6 +47,7 @@ class Columns:
     label: tuple[str, ...] = ("label",)
     index: tuple[str, ...] = ("index", "idx", "id")
     language: tuple[str, ...] = ()
+    indicators: tuple[str, ...] = ()  # columns of 0 and 1 instead of `label`, one for each label; all are needed
     hint: str = ""  # what the user can do about a missing column
 
 
@@ -49,13 +59,20 @@ class RowFormat:
     languages: tuple[str, ...] = ()  # the languages to keep of a file in several
     no_gold_label: str = ""  # the label of rows that annotators did not agree on; they are left out, as is usual
     is_lenient: bool = False  # as is usual for QQP, leaves out rows split in two by a line feed, and keeps empty texts
+    takes_lists: ClassVar[bool] = False  # whether labels may be lists
+
+    def parse_target(self, label: str | None, indicators: Sequence[str | None]) -> Any:
+        """The target of a row by its values in the columns `label` and `indicators`; raises ValueError."""
+        if not (label and label.strip()):
+            raise ValueError("has no label")
+        return self.parse_label(label.strip())
 
 
 @dataclass
 class TextRows:
     first: list[str] = field(default_factory=list)
     second: list[str] = field(default_factory=list)
-    targets: list[float] = field(default_factory=list)
+    targets: list[Any] = field(default_factory=list)
     ids: list[str] = field(default_factory=list)
     languages: list[str] = field(default_factory=list)
     num_split: int = 0
@@ -63,7 +80,7 @@ class TextRows:
 
     def add(self, row: Row, number: int, row_format: RowFormat, *, with_labels: bool) -> None:
         """Add a row, unless `row_format` leaves it out; raises ValueError for an unusable one."""
-        first, second, label, index, language = row.values
+        first, second, label, index, language, *indicators = row.values
         if row_format.no_gold_label and label == row_format.no_gold_label:
             self.num_without_gold_label += 1
             return
@@ -76,9 +93,7 @@ class TextRows:
             if has_second and not (second and second.strip()):
                 raise ValueError("has an empty second text")
         if with_labels:
-            if not (label and label.strip()):
-                raise ValueError("has no label")
-            self.targets.append(row_format.parse_label(label.strip()))
+            self.targets.append(row_format.parse_target(label, indicators))
         self.ids.append(str(number) if index is None else index)
         self.first.append(first or "")
         if has_second:
@@ -94,12 +109,15 @@ def read_rows(files: Sequence[Path], row_format: RowFormat, bad_rows: BadRows, *
         return [
             find_column(names, columns.first, columns.hint),
             find_column(names, columns.second, columns.hint),
-            find_column(names, columns.label, columns.hint) if with_labels else None,
+            find_column(names, columns.label, columns.hint) if with_labels and not columns.indicators else None,
             find_column(names, columns.index, required=False),
             find_column(names, columns.language, columns.hint),
+            *(find_column(names, (name,), columns.hint) for name in columns.indicators if with_labels),
         ]
 
-    found = chain.from_iterable(read_table(path, select, row_format.header) for path in files)
+    lists_at = 2 if row_format.takes_lists else -1
+    tables = (read_table(path, select, row_format.header, lists_at=lists_at) for path in files)
+    found = chain.from_iterable(tables)
     for number, row in enumerate(found):
         if row_format.is_lenient and isinstance(row, FieldCountProblem):
             rows.num_split += 1
@@ -164,10 +182,28 @@ class TableSplit:
         assert self.block.answers is not None
         return self.block.answers[:, 0]
 
+    @property
+    def strata(self) -> Values:
+        """A number for each row, over which rows that are held out are spread evenly."""
+        return self.targets
+
     def constant_predictions(self) -> Predictions:
         """The same prediction for every row, that fits best: the most frequent class, or the mean."""
         targets = self.targets
         return np.full_like(targets, targets.mean() if self.task.head == "regress" else np.bincount(targets).argmax())
+
+    def weigh(self, class_weights: str) -> tuple[Factors, Values]:
+        """The weight of each class, and that of each row [rows, 1]."""
+        factors = weigh_classes(class_weights, self.task.labels, self.targets)
+        return factors, factors[self.targets][:, None]
+
+    def describe_constant(self, predictions: Predictions) -> str:
+        """The label that all rows are predicted to have; empty if they differ, or have no labels."""
+        is_constant = self.task.labels and (predictions == predictions[0]).all()
+        return repr(self.task.labels[int(predictions[0])]) if is_constant else ""
+
+    def report_by_class(self, outputs: TaskOutputs) -> str:
+        return report_by_class(self.task.labels, self.targets, predictions_of(outputs, self.task.head))
 
     def metrics(self, outputs: TaskOutputs) -> dict[str, float]:
         """The metrics by name, and the baseline of the main one, which `constant_predictions` reach."""
@@ -196,6 +232,8 @@ class TableSplit:
 class TableTask:
     """A Task of table rows. A split is read when it is first used, which adds to `notes`."""
 
+    split_type: type[TableSplit] = TableSplit
+
     def __init__(
         self,
         settings: Settings,
@@ -210,15 +248,29 @@ class TableTask:
         self.name, self.labels = settings.task.name, labels
         self.metric_names, self.main_metric = metric_names, metric_names[0]
         self.notes: list[str] = []
+        self.thresholds: Thresholds | None = None  # by label, of several labels a text; None: 0.5
         self.held_out_splits: Sequence[str] = ()
         self.unlabeled_splits: Sequence[str] = ()
-        self._load = cache(self.load_split)
+        self._load, self._load_training = cache(self.load_split), cache(self._load_weighted)
 
     def load_split(self, name: str, *, with_labels: bool) -> TableSplit:
         raise NotImplementedError
 
     def training(self) -> TableSplit:
-        return self._load("train", with_labels=True)
+        return self._load_training()
+
+    def _load_weighted(self) -> TableSplit:
+        """The training rows, with the weights of `task.class_weights`."""
+        split, text = self._load("train", with_labels=True), self.settings.task.class_weights
+        if not text:
+            return split
+        if not self.labels:
+            raise UserError("bad-class-weights", f"task.class_weights {text}: {self.name} has numbers, not classes")
+        factors, weights = split.weigh(text)
+        shown = [f"{label} {factor:.3g}" for label, factor in zip(self.labels, factors, strict=True)]
+        self.notes.append(f"class weights: {few(shown, 8)}")
+        block = dataclasses.replace(split.block, answer_weights=weights.astype(np.float32))
+        return dataclasses.replace(split, block=block)
 
     def held_out(self) -> Mapping[str, TableSplit]:
         return {name: self._load(name, with_labels=True) for name in self.held_out_splits}
@@ -244,9 +296,12 @@ class TableTask:
             if count:
                 self.notes.append(f"{name}: {verb} {counted(count, 'row')}{reason}")
         if with_labels:
-            dtype = np.float32 if self.head == "regress" else np.int64
-            block = dataclasses.replace(block, answers=np.array(rows.targets, dtype=dtype)[:, None])
-        return TableSplit(self, name, block, rows.ids, rows.languages)
+            block = dataclasses.replace(block, answers=self.encode_targets(rows.targets))
+        return self.split_type(self, name, block, rows.ids, rows.languages)
+
+    def encode_targets(self, targets: list[Any]) -> Values:
+        """The targets of rows as `Block.answers`."""
+        return np.array(targets, dtype=np.float32 if self.head == "regress" else np.int64)[:, None]
 
     def encode(self, texts: Sequence[str], *, is_pair: bool) -> TableSplit:
         """Texts that are given themselves as a split; of pairs, the two of each follow each other."""
@@ -258,7 +313,9 @@ class TableTask:
         return TableSplit(self, "texts", block, [], [])
 
     def answers(self, outputs: TaskOutputs) -> list[dict[str, Any]]:
-        """For each row its number, or its label and the probability of each label."""
+        """For each row its number, or its label (or labels) and the probability of each label."""
+        if self.head == "multilabel":
+            return name_labels(self.labels, sigmoid(outputs), self.thresholds)
         predictions, probabilities = predictions_of(outputs, self.head).tolist(), softmax(outputs).round(6).tolist()
         if self.head == "regress":
             return [{"number": number} for number in predictions]

@@ -9,6 +9,7 @@ fields may contain commas and line breaks; the header line shows whether commas,
 from __future__ import annotations
 
 import itertools
+import json
 import math
 import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -123,8 +124,12 @@ def choose_files(folder: Path, stems: Sequence[str], notes: list[str]) -> list[P
     return files
 
 
-def read_table(path: Path, select: SelectColumns, header: Sequence[str] = ()) -> Iterator[Row | Problem]:
+def read_table(
+    path: Path, select: SelectColumns, header: Sequence[str] = (), *, lists_at: int = -1
+) -> Iterator[Row | Problem]:
     """Read the columns that `select` chooses; the value of a column None is None.
+
+    The chosen column number `lists_at` may hold lists, whose value is a JSON list; in the others they are refused.
 
     `header` names the columns of a file whose first line has none of these names. A file without rows yields nothing;
     a file that is damaged, or lacks a column, raises UserError.
@@ -141,7 +146,7 @@ def read_table(path: Path, select: SelectColumns, header: Sequence[str] = ()) ->
         return [column for column in columns if column is not None]
 
     for place, record in read_objects(path, choose):
-        yield record if isinstance(record, Problem) else _to_row(place, record, columns)
+        yield record if isinstance(record, Problem) else _to_row(place, record, columns, lists_at)
 
 
 def read_objects(path: Path, choose: ChooseColumns) -> Iterator[tuple[str, Object | Problem]]:
@@ -246,17 +251,20 @@ def _columnar_rows(stream: Stream, choose: ChooseColumns) -> Iterator[tuple[str,
 
 
 def _class_names(schema: Any) -> dict[str, list[str]]:
-    """The class names that `datasets` wrote into the schema, by column."""
+    """The class names that `datasets` wrote into the schema, by column of classes or of lists of classes."""
     try:
         features = parse_json((schema.metadata or {})[b"huggingface"])["info"]["features"]
-        classes = {name: feature for name, feature in features.items() if feature.get("_type") == "ClassLabel"}
+        items = {name: feature.get("feature", feature) for name, feature in features.items()}
+        classes = {name: item for name, item in items.items() if item.get("_type") == "ClassLabel"}
         return {column: list(map(str, feature["names"])) for column, feature in classes.items()}
     except (KeyError, TypeError, ValueError, AttributeError):
         return {}
 
 
 def _to_class_name(index: Any, names: list[str]) -> Any:
-    """The name of a class index; `datasets` writes -1 for no label."""
+    """The name of a class index, or of each in a list; `datasets` writes -1 for no label."""
+    if isinstance(index, list):
+        return [_to_class_name(each, names) for each in index]
     return None if index == -1 else names[index] if index in range(len(names)) else index
 
 
@@ -269,12 +277,17 @@ def _select(name: str, names: list[str], select: SelectColumns) -> Sequence[str 
         raise UserError("missing-column", f"{name} has no column {missing}; its columns are {columns}{hint}") from None
 
 
-def _to_row(place: str, record: Object, columns: Sequence[str | None]) -> Row | Problem:
+def _to_row(place: str, record: Object, columns: Sequence[str | None], lists_at: int) -> Row | Problem:
     texts: list[str | None] = []
-    for column in columns:
+    for number, column in enumerate(columns):
         if column is not None and column not in record:
             return Problem(place, f"has no {column!r}")
         value = None if column is None else record[column]
+        if isinstance(value, list) and number == lists_at:
+            try:
+                value = json.dumps(value, ensure_ascii=False)
+            except (TypeError, ValueError):
+                return Problem(place, f"has a list in {column!r} of other things than texts")
         if value is None or (isinstance(value, float) and math.isnan(value)):
             texts.append(None)
         elif isinstance(value, float):

@@ -8,12 +8,16 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
+import numpy as np
+
 from bertrain.base.console import remark
 from bertrain.base.errors import UserError
 from bertrain.config.resolve import override
 from bertrain.ranks import parallel
 from bertrain.run.folder import Run
+from bertrain.run.records import thresholds_at
 from bertrain.tasks import registry
+from bertrain.tasks.multilabel import MultilabelTask
 from bertrain.tasks.table_task import TableTask
 from bertrain.tasks.tables import HUB
 from bertrain.tasks.task import Split, Task
@@ -63,8 +67,8 @@ def predict(
     """Predict the splits of `data` without answers (or else its held-out part), into files in the folder `out`.
 
     `batch_size` and `overrides` as in `evaluate_task`. Returns the files and the speed, by split; with `texts` (for a
-    task of pairs, two for each) instead of `data` and `out`, the label of each and the probability of every label, or
-    its number: `predict("runs/letters", texts=["Where is my invoice?"])`.
+    task of pairs, two for each) instead of `data` and `out`, the label (or labels) of each and the probability of every
+    label, or its number: `predict("runs/letters", texts=["Where is my invoice?"])`.
 
     Example: bertrain.predict("runs/labels", "labels", "predictions")
     """
@@ -150,4 +154,21 @@ def _open_model(
     opened = replace(opened, settings=replace(settings, train=train, evaluate=evaluate, task=of_task))
     task = registry.open_task(opened.settings, folder if has_files else None, opened.vocabulary(), saved=opened.task)
     with load_predictor(opened, opened.settings, which) as (predict, ranks, step):
+        _use_thresholds(task, opened, step, is_own=is_own)
         yield _Model(opened, task, folder, predict, ranks, step)
+
+
+def _use_thresholds(task: Task, run: Run, step: int, *, is_own: bool) -> None:
+    """Decide on several labels at the thresholds that the evaluation at this checkpoint fitted.
+
+    Only the run's own held-out rows, on which it fitted them, fit them again.
+    """
+    if not isinstance(task, TableTask) or task.head != "multilabel":
+        return
+    found = thresholds_at(run.folder / "metrics.jsonl", step)
+    if set(found) == set(task.labels):
+        task.thresholds = np.array([found[label] for label in task.labels])
+    else:
+        task.notes.append(f"the run fitted no thresholds at step {step:,}: labels apply from probability 0.5 on")
+    if isinstance(task, MultilabelTask) and not is_own:
+        task.fitted_split = ""

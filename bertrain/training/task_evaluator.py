@@ -22,7 +22,7 @@ from bertrain.model.batch import Batch
 from bertrain.ranks import parallel
 from bertrain.ranks.signals import NEVER, StopSignal
 from bertrain.tasks.data import TaskData
-from bertrain.tasks.metrics import predictions_of, report_by_class
+from bertrain.tasks.metrics import predictions_of
 from bertrain.tasks.table_task import TableSplit
 from bertrain.tasks.task import Split, Task, TaskOutputs
 from bertrain.training.engine import Predictor
@@ -73,16 +73,16 @@ class TaskEvaluator:
         return {self.main_metric: result.pop(self.main_metric), **result}
 
     def _check_classes(self, split: Split, outputs: TaskOutputs, ranks: parallel.Ranks) -> None:
-        """Report on each class, and warn of a model that predicts one class only."""
+        """Report on each class, and warn of a model that predicts the same for every example, such as no label."""
         if not isinstance(split, TableSplit):
             return
-        labels, targets, predictions = split.task.labels, split.targets, predictions_of(outputs, split.task.head)
-        self.report = report_by_class(labels, targets, predictions)
-        if labels and np.ptp(predictions) == 0 < np.ptp(targets) and ranks.is_first:
-            label, rate = labels[int(predictions[0])], self._settings.optimizer.learning_rate
+        self.report = split.report_by_class(outputs)
+        constant = split.describe_constant(predictions_of(outputs, split.task.head))
+        if constant and not split.describe_constant(split.targets) and ranks.is_first:
+            rate = self._settings.optimizer.learning_rate
             usual = f"usual for AdamW and this width: {usual_rate(self._settings.model):g}"
             advice = f"train longer, or with another optimizer.learning_rate than {rate:g} ({usual})"
-            warn(f"the model predicts {label!r} for every example of {split.name}: {advice}")
+            warn(f"the model predicts {constant} for every example of {split.name}: {advice}")
 
     @torch.no_grad()
     def outputs(

@@ -12,14 +12,15 @@ from typing import Any
 
 from bertrain.base.console import warn
 from bertrain.base.files import write_atomically
-from bertrain.base.formatting import BASELINE, show_brief
+from bertrain.base.formatting import BASELINE, THRESHOLD, show_brief
 from bertrain.run import checkpoint
 from bertrain.run.folder import Run
 from bertrain.run.records import EndRecord, EvaluationRecord, Record, StepRecord, read_records
 
 RESULTS = "results.json"
 SPEED, SPEED_OVERALL = "train_examples_per_s", "train_examples_per_s_overall"
-NO_SCORES = ("examples", "latency", "train_examples", BASELINE)  # prefixes of metrics of speed, size, and nothing
+NO_SCORES = ("examples", "latency", "train_examples", BASELINE, THRESHOLD)
+"""Prefixes of metrics of speed, size, and nothing."""
 
 
 @dataclass(frozen=True)
@@ -76,7 +77,8 @@ def table(outcomes: Sequence[Outcome]) -> str:
     lines, means = [], []
     for outcome in outcomes:
         seeds = f" ({len(outcome.seeds)} seeds)" if len(outcome.seeds) > 1 else ""
-        scores = [name for name in outcome.metrics if not name.rpartition("/")[2].startswith(NO_SCORES)]
+        of_splits = [name for name in outcome.metrics if not name.startswith(THRESHOLD)]  # whose labels may have a /
+        scores = [name for name in of_splits if not name.rpartition("/")[2].startswith(NO_SCORES)]
         shown = [
             f"{name} {show_brief(name, outcome.mean(name))}"
             + (f" +- {show_brief(name, outcome.deviation(name), 2)}" if seeds else "")

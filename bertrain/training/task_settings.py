@@ -99,8 +99,8 @@ def fit_to_task(
     settings = in_steps(settings, len(settings.data.rows(len(block))), float(block.lengths.mean()))
     held_out = next(iter(task.held_out().values()), None)
     if isinstance(held_out, TableSplit) and task.labels:
-        label = task.labels[int(held_out.constant_predictions()[0])]
-        notes.append(f"baseline of {held_out.name}: always predict {label!r}")
+        constant = held_out.describe_constant(held_out.constant_predictions())
+        notes.append(f"baseline of {held_out.name}: always predict {constant}")
     task.notes.extend(note for note in notes if note not in task.notes)  # seeds share a task
     if settings.batch.token_budget == 0:
         budget = begun.settings.batch.token_budget if begun else usual_budget(settings, block.lengths, world)

@@ -38,13 +38,15 @@ def _head_settings(fields: dict[str, Any], path: Path) -> dict[str, Any]:
         return {}
     if "BertForQuestionAnswering" in architectures:
         return {"head": "span"}
-    is_multi_label = fields.get("problem_type") == "multi_label_classification"  # its tensors are left over
-    if "BertForSequenceClassification" not in architectures or is_multi_label:
+    if "BertForSequenceClassification" not in architectures:
         return {}
     names = fields.get("id2label")
     number = len(names) if isinstance(names, dict) and names else fields.get("num_labels", 2)
     if not isinstance(number, int) or number < 1:
         raise UserError("bad-config", f"{path} has {number!r} labels; a head has one or more")
+    if fields.get("problem_type") == "multi_label_classification":
+        # One label alone is a problem of two classes, with another head: its tensors are left over.
+        return {"head": "multilabel", "num_labels": number} if number > 1 else {}
     if number == 1 or fields.get("problem_type") == "regression":
         return {"head": "regress"}
     return {"head": "classify", "num_labels": number}
@@ -57,6 +59,16 @@ def find_labels(folder: Path) -> tuple[str, ...]:
     if not isinstance(names, dict) or sorted(names) != sorted(str(number) for number in range(len(names))):
         return ()
     return tuple(str(names[str(number)]) for number in range(len(names)))
+
+
+def find_thresholds(folder: Path) -> dict[str, float]:
+    """The thresholds in a config that we wrote, by label; empty if it has none, or others than its labels have."""
+    path = folder / CONFIGS[1]
+    found = read_json(path).get("thresholds") if path.is_file() else None
+    if not isinstance(found, dict) or set(found) != set(find_labels(folder)):
+        return {}
+    are_shares = all(isinstance(value, float) and 0 <= value <= 1 for value in found.values())
+    return found if are_shares else {}
 
 
 def find_vocabulary(folder: Path, vocab: Path | None = None) -> Vocabulary | None:

@@ -29,7 +29,7 @@ from bertrain.config.settings import ModelSettings
 from bertrain.data.text.tokenizer import build_pipeline
 from bertrain.data.text.vocabulary import SPECIAL_WORDS, Vocabulary
 from bertrain.weights import torch_files
-from bertrain.weights.companions import CONFIGS, TOKENIZER, VOCABULARY, find_labels, read_json
+from bertrain.weights.companions import CONFIGS, TOKENIZER, VOCABULARY, find_labels, find_thresholds, read_json
 from bertrain.weights.names import BUFFERS, TORCH_AND_COPIES, find_parameter, huggingface_names, normalize_names
 from bertrain.weights.tensors import (
     PADDED_BY_VOCABULARY,
@@ -49,9 +49,15 @@ DECODER, WORDS = "cls.predictions.decoder.weight", "bert.embeddings.word_embeddi
 LOADERS = {
     "pretrain": "AutoModelForMaskedLM",
     "classify": "AutoModelForSequenceClassification",
+    "multilabel": "AutoModelForSequenceClassification",
     "regress": "AutoModelForSequenceClassification",
     "span": "AutoModelForQuestionAnswering",
 }  # the class of Transformers that loads a folder, by head
+PROBLEM_TYPES = {
+    "classify": "single_label_classification",
+    "multilabel": "multi_label_classification",
+    "regress": "regression",
+}  # Transformers' name for the loss of a head on whole texts
 SAFETENSORS_TYPES = {"F64": "float64", "F32": "float32", "F16": "float16", "BF16": "bfloat16"}
 
 
@@ -96,6 +102,7 @@ def open_files(files: list[Path]) -> OpenedWeights:
         tensors=assign_parameters(tensors.values()),
         global_step=steps[0],
         labels=find_labels(folder),
+        thresholds=find_thresholds(folder),
     )
 
 
@@ -219,16 +226,16 @@ def _architecture(weights: Weights) -> str:
 def _describe_head(weights: Weights) -> dict[str, Any]:
     """The fields of a config about a fine-tuned head: its labels, dropout and type."""
     settings = weights.settings
-    if settings.head not in ("classify", "regress"):
+    if settings.head not in PROBLEM_TYPES:
         return {}
-    count = settings.num_labels if settings.head == "classify" else 1
+    count = 1 if settings.head == "regress" else settings.num_labels
     labels = weights.labels if len(weights.labels) == count else [f"LABEL_{number}" for number in range(count)]
     return {
         "id2label": {str(number): label for number, label in enumerate(labels)},
         "label2id": {label: number for number, label in enumerate(labels)},
         "classifier_dropout": settings.head_dropout,
-        "problem_type": "regression" if settings.head == "regress" else "single_label_classification",
-    }
+        "problem_type": PROBLEM_TYPES[settings.head],
+    } | ({"thresholds": weights.thresholds} if weights.thresholds else {})
 
 
 def bert_config(settings: ModelSettings) -> dict[str, Any]:

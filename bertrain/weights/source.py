@@ -15,6 +15,7 @@ from bertrain.base.formatting import counted
 from bertrain.model.bert import Bert
 from bertrain.run import checkpoint
 from bertrain.run.folder import Run, advise_runs
+from bertrain.run.records import thresholds_at
 from bertrain.weights import huggingface, tensor_bundle
 from bertrain.weights.companions import CONFIGS, find_model_settings, find_vocabulary, read_json
 from bertrain.weights.hub import locate, suggest_hub
@@ -127,7 +128,15 @@ def _open_run(folder: Path, which: str, hashes: bool) -> OpenedWeights:
         vocabulary=run.vocabulary(),
         global_step=checkpoint.read_progress(chosen).step,
         labels=tuple(run.task.get("labels", ())),
+        thresholds=_thresholds_of(run, chosen),
     )
+
+
+def _thresholds_of(run: Run, chosen: Path) -> dict[str, float]:
+    """Those that the evaluation at a checkpoint fitted for several labels; empty for another head."""
+    if run.settings.model.head != "multilabel":
+        return {}
+    return thresholds_at(run.folder / "metrics.jsonl", checkpoint.step_of(chosen))
 
 
 def build_model(weights: Weights) -> Bert:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Literal
 
@@ -64,6 +64,7 @@ class OpenedWeights:
     vocabulary: Vocabulary | None = None
     global_step: int | None = None  # training steps, if it says so
     labels: tuple[str, ...] = ()  # class names of its head, if it says so
+    thresholds: dict[str, float] = field(default_factory=dict)  # by label, for several labels a text, if it says so
 
 
 @dataclass(frozen=True)
@@ -80,6 +81,7 @@ class Weights:
     kind: Kind = "run"
     global_step: int | None = None
     labels: tuple[str, ...] = ()  # class names of the head, if they are known
+    thresholds: dict[str, float] = field(default_factory=dict)  # by label, for several labels a text, if they are known
     padding: int = 0  # rows of vocabulary padding that were dropped
     thirds: tuple[str, ...] = ()  # queries, keys or values without the other two; they are left over
     rounded: tuple[str, ...] = ()  # tensors rounded from float64 to float32
@@ -143,6 +145,7 @@ def load_tensors(source: OpenedWeights) -> Weights:
         kind=source.kind,
         global_step=source.global_step,
         labels=source.labels,
+        thresholds=source.thresholds,
         padding=padding,
         thirds=tuple(strays),
         rounded=tuple(rounded),

@@ -47,6 +47,7 @@ VARIANTS: list[dict[str, object]] = [
     {"model__nsp": False},
     {"model__num_layers": 1},
     {"model__head": "classify", "model__num_labels": 3},
+    {"model__head": "multilabel", "model__num_labels": 5},
     {"model__head": "regress"},
     {"model__head": "span"},
 ]
@@ -192,7 +193,7 @@ def test_graphs_repeat_what_was_run_eagerly(shards: Shards, precision: str, opti
     assert all(not captured.graphs for captured in eager.engine._captured.values())
 
 
-@pytest.mark.parametrize("head", ["classify", "regress", "span"])
+@pytest.mark.parametrize("head", ["classify", "multilabel", "regress", "span"])
 @pytest.mark.parametrize("precision", PRECISIONS)
 def test_graphs_repeat_heads_to_fine_tune(shards: Shards, precision: str, head: str) -> None:
     """Dropout of the head included, which is drawn anew in each step."""
@@ -201,7 +202,13 @@ def test_graphs_repeat_heads_to_fine_tune(shards: Shards, precision: str, head: 
     )
     replayed, eager = Trainer(settings), Trainer(settings, graphs=False)
     steps = [
-        replace(step, bins=[whole_model.with_answers(batch, head, 3).pin_memory() for batch in step.bins])
+        replace(
+            step,
+            bins=[
+                whole_model.with_answers(batch, head, 3, is_weighted=head in ("classify", "multilabel")).pin_memory()
+                for batch in step.bins
+            ],
+        )
         for step in make_steps(shards, training_settings(precision), 6)
     ]
     for step in steps:

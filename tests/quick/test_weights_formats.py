@@ -331,8 +331,7 @@ def test_what_has_64_bits_is_rounded_and_said(imported: Path, tmp_path: Path) ->
     assert import_weights(tmp_path / "in", tmp_path / "narrow").rounded == ()
 
 
-def test_a_head_of_several_labels_is_left_over_and_named(imported: Path, tmp_path: Path) -> None:
-    """Which bertrain does not have: the encoder is read, and the head is not taken for one of single labels."""
+def test_a_head_of_several_labels_is_not_one_of_single_labels(imported: Path, tmp_path: Path) -> None:
     from transformers import BertConfig, BertForSequenceClassification
 
     folder = companions(imported, tmp_path / "several")
@@ -340,9 +339,12 @@ def test_a_head_of_several_labels_is_left_over_and_named(imported: Path, tmp_pat
     described |= {"problem_type": "multi_label_classification", "num_labels": 3}
     BertForSequenceClassification(BertConfig.from_dict(described)).save_pretrained(folder)
     read = read_weights(folder)
-    assert read.settings.head == "pretrain"
-    assert sorted(read.left_over) == ["classifier.bias", "classifier.weight"]
-    assert "embeddings.words.weight" in read.tensors
+    assert (read.settings.head, read.settings.num_labels, read.thresholds) == ("multilabel", 3, {})
+    assert read.left_over == ()
+    read_config = json.loads((folder / "config.json").read_text())
+    for thresholds, expected in (({"LABEL_0": 0.1, "LABEL_1": 0.2, "LABEL_2": 0.3}, 3), ({"LABEL_0": 0.1}, 0), (5, 0)):
+        (folder / "config.json").write_text(json.dumps(read_config | {"thresholds": thresholds}))
+        assert len(read_weights(folder).thresholds) == expected
     single = json.loads((folder / "config.json").read_text()) | {"problem_type": "single_label_classification"}
     (folder / "config.json").write_text(json.dumps(single))
     assert (read_weights(folder).settings.head, read_weights(folder).settings.num_labels) == ("classify", 3)

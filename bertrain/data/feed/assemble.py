@@ -5,9 +5,9 @@ from __future__ import annotations
 import numpy as np
 import torch
 
-from bertrain.config.settings import ModelSettings
+from bertrain.config.settings import Settings
 from bertrain.data.feed.batching import Capacity, Policy
-from bertrain.data.formats.block import Block, Masks, flat_ranges
+from bertrain.data.formats.block import Block, Masks, Values, flat_ranges
 from bertrain.data.formats.masking import Ints
 from bertrain.model.batch import IGNORED, Batch
 
@@ -40,10 +40,14 @@ def assemble_batch(
     mlm_positions[: len(masks.positions)] = masks.positions + np.repeat(layout.starts, masks.counts)
     mlm_labels = np.full(shape.predictions, IGNORED, dtype=np.int64)
     mlm_labels[: len(masks.labels)] = masks.labels
-    answers = None
-    if block.answers is not None:
-        answers = np.zeros((num_slots, block.answers.shape[1]), dtype=block.answers.dtype)
-        answers[layout.slots] = block.answers
+
+    def in_slots(rows: Values | None) -> torch.Tensor | None:
+        if rows is None:
+            return None
+        slots = np.zeros((num_slots, rows.shape[1]), dtype=rows.dtype)
+        slots[layout.slots] = rows
+        return torch.from_numpy(slots)
+
     return Batch(
         input_ids=torch.from_numpy(input_ids),
         segment_ids=torch.from_numpy(segment_ids),
@@ -54,7 +58,8 @@ def assemble_batch(
         mlm_labels=torch.from_numpy(mlm_labels),
         nsp_labels=torch.from_numpy(nsp_labels),
         is_real=torch.from_numpy(is_real),
-        answers=None if answers is None else torch.from_numpy(answers),
+        answers=in_slots(block.answers),
+        answer_weights=in_slots(block.answer_weights),
         max_seqlen=max_seq_length,
         sequence_lengths=tuple(sequence_lengths.tolist()),
         dropout_seed=dropout_seed,
@@ -64,13 +69,15 @@ def assemble_batch(
     )
 
 
-def placeholder_block(lengths: Ints, predictions: Ints, token: int, model: ModelSettings) -> Block:
+def placeholder_block(lengths: Ints, predictions: Ints, token: int, settings: Settings) -> Block:
     """Masked examples of these sizes that repeat one token, for a step that only measures time or memory."""
     positions = flat_ranges(np.zeros_like(predictions), predictions)
-    answers = None
+    model, answers, weights = settings.model, None, None
     if model.head != "pretrain":
-        columns, dtype = 2 if model.head == "span" else 1, np.float32 if model.head == "regress" else np.int64
+        columns = {"span": 2, "multilabel": model.num_labels}.get(model.head, 1)
+        dtype = np.float32 if model.head in ("regress", "multilabel") else np.int64
         answers = np.zeros((len(lengths), columns), dtype=dtype)
+        weights = np.ones((len(lengths), columns), dtype=np.float32) if settings.task.class_weights else None
     return Block(
         tokens=np.full(lengths.sum(), token),
         lengths=lengths,
@@ -78,4 +85,5 @@ def placeholder_block(lengths: Ints, predictions: Ints, token: int, model: Model
         is_random=np.zeros_like(lengths),
         masks=Masks(predictions, positions, np.full_like(positions, token)),
         answers=answers,
+        answer_weights=weights,
     )

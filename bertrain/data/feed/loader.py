@@ -89,8 +89,8 @@ class Loader:
 
     def rehearsal(self, number: int, position: int) -> Step:
         """A step of the same sizes that repeats one token; no example is read."""
-        token, model = self._masking.mask_id, self._settings.model
-        return self._step(number, position, lambda rows, keys: placeholder_block(*self._sizes(rows), token, model))
+        token, settings = self._masking.mask_id, self._settings
+        return self._step(number, position, lambda rows, keys: placeholder_block(*self._sizes(rows), token, settings))
 
     def steps(self, number: int, position: int, stop: int, *, ahead: int = 2) -> Iterator[Step]:
         """Steps `number` .. `stop` - 1 in order, up to `ahead` of them made in the background."""

@@ -52,7 +52,10 @@ class Block:
     is_random: Values  # 1 where B is from another document
     masks: Masks | None = None
     answers: Values | None = None
-    """Labels for fine-tuning, a row for each example: [class], [number], or [first, last] token of an answer."""
+    """Labels for fine-tuning, a row for each example: [class], [number], [first, last] token of an answer, or a 0 or 1
+    for each of several labels."""
+    answer_weights: Values | None = None
+    """Factors of each example's loss, one or as many as answers; None: all are 1."""
 
     def __len__(self) -> int:
         return len(self.lengths)
@@ -75,6 +78,7 @@ class Block:
             self.is_random[chosen],
             self.masks.take(chosen) if self.masks else None,
             None if self.answers is None else self.answers[chosen],
+            None if self.answer_weights is None else self.answer_weights[chosen],
         )
 
 
