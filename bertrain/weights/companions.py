@@ -38,13 +38,16 @@ def _head_settings(fields: dict[str, Any], path: Path) -> dict[str, Any]:
         return {}
     if "BertForQuestionAnswering" in architectures:
         return {"head": "span"}
+    is_tagger = "BertForTokenClassification" in architectures
     is_multi_label = fields.get("problem_type") == "multi_label_classification"  # its tensors are left over
-    if "BertForSequenceClassification" not in architectures or is_multi_label:
+    if not is_tagger and ("BertForSequenceClassification" not in architectures or is_multi_label):
         return {}
     names = fields.get("id2label")
     number = len(names) if isinstance(names, dict) and names else fields.get("num_labels", 2)
     if not isinstance(number, int) or number < 1:
         raise UserError("bad-config", f"{path} has {number!r} labels; a head has one or more")
+    if is_tagger:  # a head of one class predicts nothing; its tensors are left over
+        return {"head": "tag", "num_labels": number} if number > 1 else {}
     if number == 1 or fields.get("problem_type") == "regression":
         return {"head": "regress"}
     return {"head": "classify", "num_labels": number}

@@ -51,6 +51,7 @@ LOADERS = {
     "classify": "AutoModelForSequenceClassification",
     "regress": "AutoModelForSequenceClassification",
     "span": "AutoModelForQuestionAnswering",
+    "tag": "AutoModelForTokenClassification",
 }  # the class of Transformers that loads a folder, by head
 SAFETENSORS_TYPES = {"F64": "float64", "F32": "float32", "F16": "float16", "BF16": "bfloat16"}
 
@@ -205,7 +206,7 @@ def write_nvidia(out: Path, weights: Weights, *, pad_vocab_to: int) -> None:
 def _architecture(weights: Weights) -> str:
     missing = weights.missing
     if weights.settings.head != "pretrain":
-        return "BertForQuestionAnswering" if weights.settings.head == "span" else "BertForSequenceClassification"
+        return LOADERS[weights.settings.head].replace("AutoModel", "Bert")
     if any(name.startswith("masked_words.") for name in missing):
         return "BertModel"
     return "BertForMaskedLM" if missing else "BertForPreTraining"
@@ -214,16 +215,19 @@ def _architecture(weights: Weights) -> str:
 def _describe_head(weights: Weights) -> dict[str, Any]:
     """The fields of a config about a fine-tuned head: its labels, dropout and type."""
     settings = weights.settings
-    if settings.head not in ("classify", "regress"):
+    if settings.head not in ("classify", "regress", "tag"):
         return {}
-    count = settings.num_labels if settings.head == "classify" else 1
+    count = 1 if settings.head == "regress" else settings.num_labels
     labels = weights.labels if len(weights.labels) == count else [f"LABEL_{number}" for number in range(count)]
-    return {
+    described: dict[str, Any] = {
         "id2label": {str(number): label for number, label in enumerate(labels)},
         "label2id": {label: number for number, label in enumerate(labels)},
         "classifier_dropout": settings.head_dropout,
-        "problem_type": "regression" if settings.head == "regress" else "single_label_classification",
     }
+    if settings.head == "tag":
+        return described
+    kind = "regression" if settings.head == "regress" else "single_label_classification"
+    return described | {"problem_type": kind}
 
 
 def bert_config(settings: ModelSettings) -> dict[str, Any]:

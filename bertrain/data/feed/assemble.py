@@ -66,9 +66,10 @@ def assemble_batch(
 
 def placeholder_block(lengths: Ints, predictions: Ints, token: int, model: ModelSettings) -> Block:
     """Masked examples of these sizes that repeat one token, for a step that only measures time or memory."""
+    label = 0 if model.head == "tag" else token  # a class, or a word
     positions = flat_ranges(np.zeros_like(predictions), predictions)
     answers = None
-    if model.head != "pretrain":
+    if model.head not in ("pretrain", "tag"):
         columns, dtype = 2 if model.head == "span" else 1, np.float32 if model.head == "regress" else np.int64
         answers = np.zeros((len(lengths), columns), dtype=dtype)
     return Block(
@@ -76,6 +77,6 @@ def placeholder_block(lengths: Ints, predictions: Ints, token: int, model: Model
         lengths=lengths,
         segment_b=lengths // 2,
         is_random=np.zeros_like(lengths),
-        masks=Masks(predictions, positions, np.full_like(positions, token)),
+        masks=Masks(predictions, positions, np.full_like(positions, label)),
         answers=answers,
     )
