@@ -35,28 +35,30 @@ NO_DROPOUT = {"model.hidden_dropout": "0", "model.attention_dropout": "0", "mode
 
 @dataclass(frozen=True)
 class Miniature:
-    """Weights to begin with, and the data of three tasks."""
+    """Weights to begin with, and the data of four tasks."""
 
     base: Path
     table: Path
     numbers: Path
     questions: Path
+    names: Path
 
 
 def make_miniature(folder: Path) -> Miniature:
     """Everything in one folder. The weights are hardly trained, but large enough to tell words apart at once."""
     data = helpers.make_data(folder, documents=10)
-    made = Miniature(folder / "base", folder / "table", folder / "numbers", folder / "questions")
+    made = Miniature(folder / "base", folder / "table", folder / "numbers", folder / "questions", folder / "names")
     settings = helpers.tiny_settings(
         train__max_steps=1, schedule__warmup_steps=0, model__initializer_range=0.2, log__level="quiet"
     )
     pretrain(settings, data, made.base)
-    for place in (made.table, made.numbers, made.questions):
+    for place in (made.table, made.numbers, made.questions, made.names):
         place.mkdir()
     for name, count, seed in (("train", 240, 1), ("dev", 60, 2)):
         (made.table / f"{name}.csv").write_text("text,label\n" + "".join(map("{},{}\n".format, *coloured(count, seed))))
         (made.numbers / f"{name}.tsv").write_text(shares(count, seed))
         (made.questions / f"{name}-v1.1.json").write_text(questions(count, seed))
+        (made.names / f"{name}.conll").write_text(names(count, seed))
     texts, _ = coloured(30, 3)
     (made.table / "test.csv").write_text("id,text\n" + "".join(f"row-{n},{text}\n" for n, text in enumerate(texts)))
     return made
@@ -93,6 +95,20 @@ def questions(count: int, seed: int) -> str:
         asked = {"id": f"{seed}-{number}", "question": "bato bato", "answers": [found]}
         paragraphs.append({"context": " ".join(words), "qas": [asked]})
     return json.dumps({"version": "1.1", "data": [{"title": "miniature", "paragraphs": paragraphs}]})
+
+
+def names(count: int, seed: int) -> str:
+    """CoNLL in which words of two topics are persons and places, alone or in pairs; some words are several pieces."""
+    draw, blocks = random.Random(seed), []
+    for _ in range(count):
+        rows = []
+        for _ in range(draw.randint(3, 7)):
+            kind, topic = draw.choice((("person", 0), ("place", 1), ("", 2), ("", 3)))
+            words = draw.choices(TOPICS[topic], k=draw.randint(1, 2))
+            tags = [f"B-{kind}", f"I-{kind}"][: len(words)] if kind else ["O"] * len(words)
+            rows += [f"{word}{draw.choice(('', 'tose'))}\t{tag}\n" for word, tag in zip(words, tags, strict=True)]
+        blocks.append("".join(rows))
+    return "\n".join(blocks)
 
 
 def settings_for(task: str = "classify", **changes: object) -> Settings:

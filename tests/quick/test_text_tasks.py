@@ -279,7 +279,10 @@ def test_submissions_of_mnli_and_predictions_with_answers(tmp_path: Path) -> Non
 
 
 def test_what_does_not_fit_is_said(tmp_path: Path) -> None:
-    for name in ("ner", "token_classification", "multilabel"):
+    for name in ("ner", "token_classification", "pos"):
+        with refused("unknown-task", name, "finetune tag"):
+            resolve_task(name)
+    for name in ("multilabel", "multiple_choice"):
         with refused("unknown-task", name, "weights export", "Transformers"):
             resolve_task(name)
     with refused("unknown-task", "'glu/mnly'", *task_names()):
