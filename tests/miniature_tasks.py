@@ -98,15 +98,16 @@ def questions(count: int, seed: int) -> str:
 
 
 def names(count: int, seed: int) -> str:
-    """CoNLL in which words of two topics are persons and places, alone or in pairs; some words are several pieces."""
+    """CoNLL in which the topic of a word tells its tag; entities have one or two words, some words several pieces."""
     draw, blocks = random.Random(seed), []
+    first, second = {"person": TOPICS[0], "place": TOPICS[1]}, {"person": TOPICS[4], "place": TOPICS[5]}
     for _ in range(count):
         rows = []
-        for _ in range(draw.randint(3, 7)):
-            kind, topic = draw.choice((("person", 0), ("place", 1), ("", 2), ("", 3)))
-            words = draw.choices(TOPICS[topic], k=draw.randint(1, 2))
-            tags = [f"B-{kind}", f"I-{kind}"][: len(words)] if kind else ["O"] * len(words)
-            rows += [f"{word}{draw.choice(('', 'tose'))}\t{tag}\n" for word, tag in zip(words, tags, strict=True)]
+        for _ in range(draw.randint(2, 4)):
+            kind = draw.choice(("person", "place"))
+            words = [(draw.choice(TOPICS[2] + TOPICS[3]), "O"), (draw.choice(first[kind]), f"B-{kind}")]
+            words += [(draw.choice(second[kind]), f"I-{kind}")] * draw.randint(0, 1)
+            rows += [f"{word}{draw.choice(('', 'tose'))}\t{tag}\n" for word, tag in words]
         blocks.append("".join(rows))
     return "\n".join(blocks)
 
