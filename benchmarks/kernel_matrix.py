@@ -62,7 +62,7 @@ def cases(capability: int) -> Iterator[Case]:
         yield Case("BERT-Base, small dropout", 768, 12, dropout=0.01, precision=precision)
         yield Case("BERT-Base, no dropout", 768, 12, dropout=0.0, precision=precision)
         yield Case("BERT-Base, recomputed", 768, 12, precision=precision, activation_checkpointing="full")
-        for head in ("classify", "regress", "span"):
+        for head in ("classify", "regress", "span", "tag"):
             yield Case(f"BERT-Base that has to {head}", 768, 12, precision=precision, head=head)
 
 

@@ -319,6 +319,7 @@ def scales() -> float:
 @case("whole model of several weighted labels", 3e-5, {"model__head": "multilabel", "model__num_labels": 5}, True)
 @case("whole model that regresses", 3e-5, {"model__head": "regress"}, False)
 @case("whole model that finds spans", 3e-5, {"model__head": "span"}, True)
+@case("whole model that labels words", 3e-5, {"model__head": "tag", "model__num_labels": 3}, True)
 def whole(overrides: dict[str, object], accumulates: bool) -> float:
     """Sequences of lengths 1 to the longest, junk, and empty slots; more positions than any sequence has."""
     settings = helpers.tiny_settings(

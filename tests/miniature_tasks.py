@@ -42,23 +42,25 @@ class Miniature:
     numbers: Path
     questions: Path
     label_sets: Path
+    names: Path
 
 
 def make_miniature(folder: Path) -> Miniature:
     """Everything in one folder. The weights are hardly trained, but large enough to tell words apart at once."""
     data = helpers.make_data(folder, documents=10)
-    made = Miniature(*(folder / name for name in ("base", "table", "numbers", "questions", "label_sets")))
+    made = Miniature(*(folder / name for name in ("base", "table", "numbers", "questions", "label_sets", "names")))
     settings = helpers.tiny_settings(
         train__max_steps=1, schedule__warmup_steps=0, model__initializer_range=0.2, log__level="quiet"
     )
     pretrain(settings, data, made.base)
-    for place in (made.table, made.numbers, made.questions, made.label_sets):
+    for place in (made.table, made.numbers, made.questions, made.label_sets, made.names):
         place.mkdir()
     for name, count, seed in (("train", 240, 1), ("dev", 60, 2)):
         (made.table / f"{name}.csv").write_text("text,label\n" + "".join(map("{},{}\n".format, *coloured(count, seed))))
         (made.numbers / f"{name}.tsv").write_text(shares(count, seed))
         (made.questions / f"{name}-v1.1.json").write_text(questions(count, seed))
         (made.label_sets / f"{name}.jsonl").write_text(label_sets(count, seed))
+        (made.names / f"{name}.conll").write_text(names(count, seed))
     texts, _ = coloured(30, 3)
     (made.table / "test.csv").write_text("id,text\n" + "".join(f"row-{n},{text}\n" for n, text in enumerate(texts)))
     return made
@@ -106,6 +108,21 @@ def questions(count: int, seed: int) -> str:
         asked = {"id": f"{seed}-{number}", "question": "bato bato", "answers": [found]}
         paragraphs.append({"context": " ".join(words), "qas": [asked]})
     return json.dumps({"version": "1.1", "data": [{"title": "miniature", "paragraphs": paragraphs}]})
+
+
+def names(count: int, seed: int) -> str:
+    """CoNLL in which the topic of a word tells its tag; entities have one or two words, some words several pieces."""
+    draw, blocks = random.Random(seed), []
+    first, second = {"person": TOPICS[0], "place": TOPICS[1]}, {"person": TOPICS[4], "place": TOPICS[5]}
+    for _ in range(count):
+        rows = []
+        for _ in range(draw.randint(2, 4)):
+            kind = draw.choice(("person", "place"))
+            words = [(draw.choice(TOPICS[2] + TOPICS[3]), "O"), (draw.choice(first[kind]), f"B-{kind}")]
+            words += [(draw.choice(second[kind]), f"I-{kind}")] * draw.randint(0, 1)
+            rows += [f"{word}{draw.choice(('', 'tose'))}\t{tag}\n" for word, tag in words]
+        blocks.append("".join(rows))
+    return "\n".join(blocks)
 
 
 def settings_for(task: str = "classify", **changes: object) -> Settings:

@@ -65,6 +65,9 @@ def random_batch(
 
 def with_answers(batch: Batch, head: str, num_labels: int, *, is_weighted: bool = False) -> Batch:
     """The same bin with random answers of a task; those of slots without an example are nonsense."""
+    if head == "tag":
+        classes = torch.randint(0, num_labels, batch.mlm_labels.shape)
+        return replace(batch, mlm_labels=torch.where(batch.mlm_labels == IGNORED, IGNORED, classes))
     lengths = np.diff(batch.cu_seqlens.numpy())
     slots = len(lengths)
     if head == "classify":

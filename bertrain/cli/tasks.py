@@ -21,7 +21,7 @@ app = options.new_app()
 @options.takes_settings((*options.TRAINING_OPTIONS, *options.TASK_OPTIONS))
 def finetune(
     task: Annotated[
-        str, Argument(metavar="TASK", help="glue/mnli and its like, glue, squad/v1.1 or v2.0, xnli, classify")
+        str, Argument(metavar="TASK", help="glue/mnli and its like, glue, squad/v1.1 or v2.0, xnli, classify, tag")
     ],
     data: Annotated[Path, Option(help="the folder with the task's files")],
     run: Annotated[Path, Option(*options.RUN_OPTIONS, help="the run folder to create or continue")],
@@ -93,7 +93,7 @@ def finetune(
         for result in one.get("predictions", {}).values():
             show_predictions(result)
     print(task_results.table(outcomes))
-    if task == "classify":
+    if task in ("classify", "tag"):
         print(f'next: bertrain predict {quote(str(places[task][0]))} "a text"')
 
 
@@ -145,7 +145,10 @@ def predict(
         show_predictions(result)
     size = len(texts) // max(1, len(result))  # 2 for a task of pairs
     for row, one in enumerate(result if texts else []):
-        print(f"{answer_text(one)}  {' | '.join(texts[row * size : (row + 1) * size])}")
+        if "entities" in one:
+            show_entities(one)
+        else:
+            print(f"{answer_text(one)}  {' | '.join(texts[row * size : (row + 1) * size])}")
 
 
 def answer_text(answer: dict[str, Any]) -> str:
@@ -154,6 +157,12 @@ def answer_text(answer: dict[str, Any]) -> str:
         return f"{answer['number']:.4g}"
     labels = answer["labels"] if "labels" in answer else [answer["label"]]
     return ", ".join(f"{label} {answer['probabilities'][label]:.1%}" for label in labels) or "no label"
+
+
+def show_entities(answer: dict[str, Any]) -> None:
+    print(answer["text"])
+    for entity in answer["entities"]:
+        print(f"  {entity['label']} {entity['score']:.1%}  {entity['text']}  ({entity['start']}:{entity['end']})")
 
 
 def show_predictions(result: dict[str, Any]) -> None:

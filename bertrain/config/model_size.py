@@ -16,6 +16,8 @@ def count_parameters(model: ModelSettings) -> tuple[int, int]:
             heads = width * width + 3 * width + vocab + (width * width + 3 * width + 2 if model.nsp else 0)
         case "span":
             heads = 2 * width + 2
+        case "tag":
+            heads = model.num_labels * (width + 1)
         case _:
             labels = model.num_labels if model.head in ("classify", "multilabel") else 1
             heads = width * width + width + labels * (width + 1)
@@ -26,5 +28,6 @@ def training_flops(model: ModelSettings, tokens: float, predictions: float, pair
     """Floating-point operations of forward and backward pass; `pairs`: of tokens that attend to each other."""
     layers = count_parameters(model)[1] * tokens
     attention = 2 * model.num_layers * model.hidden_size * pairs  # scores and weighted sum
-    head = model.hidden_size * (model.padded_vocab_size + model.hidden_size) * predictions
+    outputs = model.padded_vocab_size + model.hidden_size if model.head == "pretrain" else model.num_labels
+    head = model.hidden_size * outputs * predictions
     return 6 * (layers + attention + head)

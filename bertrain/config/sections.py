@@ -59,14 +59,16 @@ class ModelSettings:
     )
     layer_norm_eps: float = setting(1e-12, "epsilon inside LayerNorm", min=0)
     nsp: bool = setting(True, "train next-sentence prediction besides masked words")
-    head: Literal["pretrain", "classify", "multilabel", "regress", "span"] = setting(
+    head: Literal["pretrain", "classify", "multilabel", "regress", "span", "tag"] = setting(
         "pretrain",
         "output layer. pretrain: masked words and next sentence; classify: a class for each text; multilabel: any "
         "number of labels for each text; regress: a number for each text; span: begin and end of an answer in the "
-        "text. Fine-tuning sets it from the task",
+        "text; tag: a class for each word. Fine-tuning sets it from the task",
     )
-    num_labels: int = setting(2, "classify, multilabel: number of classes", min=2)
-    head_dropout: float = setting(0.1, "classify, multilabel, regress: dropout before the last layer", min=0, max=0.99)
+    num_labels: int = setting(2, "classify, multilabel, tag: number of classes", min=2)
+    head_dropout: float = setting(
+        0.1, "classify, multilabel, regress, tag: dropout before the last layer", min=0, max=0.99
+    )
     pad_vocab_to: Literal[1, 8, 64] = setting(
         1, "round the rows of the word embeddings up to a multiple of this (tensor cores want 8 or 64); adds no word"
     )
@@ -117,13 +119,17 @@ class DataSettings:
 class TaskSettings:
     """The task of fine-tuning. Its files lie in the folder --data."""
 
-    name: str = setting("", "the task, such as glue/mnli, squad/v2.0, xnli or classify; empty: pre-training")
+    name: str = setting("", "the task, such as glue/mnli, squad/v2.0, xnli, classify or tag; empty: pre-training")
     on_error: Literal["stop", "skip"] = setting(
         "stop", "a damaged row of the data. stop: refuse the file, naming the line; skip: omit and count it"
     )
-    text: str = setting("text", "classify: column of the text")
+    text: str = setting("text", "classify, tag: column of the text (tag: or of its words)")
     text_pair: str = setting("", "classify: column of a second text; empty: none")
-    label: str = setting("label", "classify: column of the label; for several labels also 0/1 columns, such as a,b,c")
+    label: str = setting(
+        "label",
+        "classify, tag: column of the label (tag: of the tags or spans); for several labels also 0/1 columns, such as "
+        "a,b,c",
+    )
     target: Literal["class", "classes", "number"] = setting(
         "class", "classify: each text has one label (class), any number of labels (classes) or a number (regression)"
     )
@@ -132,9 +138,11 @@ class TaskSettings:
         "classify: factors of the loss. balanced: rare labels count more, in inverse proportion to their rows; or by "
         "label, such as spam=2,other=0.5; empty: all 1",
     )
-    hold_out: float = changeable(0.0, "classify: share of rows to evaluate on if there is no dev part", min=0, max=0.9)
+    hold_out: float = changeable(
+        0.0, "classify, tag: share of rows to evaluate on if there is no dev part", min=0, max=0.9
+    )
     languages: str = changeable("all", "xnli: languages to score, such as de,fr; all: every language of the file")
-    doc_stride: int = setting(128, "squad: tokens from the start of one window of a long text to the next", min=1)
+    doc_stride: int = setting(128, "squad, tag: tokens from the start of one window of a long text to the next", min=1)
     max_query_length: int = setting(64, "squad: longest question in tokens; the rest is cut off", min=1)
     max_answer_length: int = changeable(30, "squad: longest answer to predict, in tokens", min=1)
     n_best: int = changeable(20, "squad: candidate answers to keep for each question", min=1)

@@ -25,8 +25,8 @@ class Batch:
     position_ids: Tensor  # [T]
     cu_seqlens: Tensor  # [S + 1] int32, from 0 to T
     cls_positions: Tensor  # [S]
-    mlm_positions: Tensor  # [P]
-    mlm_labels: Tensor  # [P]
+    mlm_positions: Tensor  # [P] the masked tokens; for the tag head, the first token of each word
+    mlm_labels: Tensor  # [P] the original tokens; for the tag head, the classes of the words
     nsp_labels: Tensor  # [S]
     is_real: Tensor  # [S] bool: whether a slot holds an example
     answers: Tensor | None  # [S, ...] for fine-tuning: class, number, first and last token, or 0 and 1 for each label

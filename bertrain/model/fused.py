@@ -6,7 +6,7 @@ residual, and the kernel that computes a tensor also writes its FP8 copy. Produc
 that the optimizer updates; biases and LayerNorm parameters are read in float32.
 
 The last layer is computed only for the rows that heads read, the masked words and [CLS]: about a sixth of all rows. The
-span head reads all of them.
+span head reads all of them, and the tag head those of the words that it labels.
 
 Letters as in bert.py. The gradient of a tensor `x` is called `dx`.
 """
@@ -107,11 +107,12 @@ class FusedBert:
         return Dropout(context.hidden_dropout, context.seed, ModelDropout.EMBEDDINGS.site(self.settings.num_layers))
 
     def _rows_read(self, batch: Batch) -> tuple[Tensor | None, list[int]]:
-        """The rows of the last layer that heads read (None: all), and the number of masked words, [CLS] and padding."""
+        """The rows of the last layer that heads read (None: all), and how many are words, [CLS] and padding."""
         if self.settings.head == "span":
             return None, [0, len(batch.input_ids), 0]
-        masked = batch.mlm_positions if self.settings.head == "pretrain" else batch.mlm_positions[:0]
-        cls = batch.cls_positions if self.nsp or self.settings.head != "pretrain" else batch.cls_positions[:0]
+        reads_words = self.settings.head in ("pretrain", "tag")
+        masked = batch.mlm_positions if reads_words else batch.mlm_positions[:0]
+        cls = batch.cls_positions if self.nsp or not reads_words else batch.cls_positions[:0]
         # FP8 products need a multiple of 16 rows; the rows added here have no gradient.
         padding = cls.new_zeros(-(len(masked) + len(cls)) % 16)
         return torch.cat([masked, cls, padding]), [len(masked), len(cls), len(padding)]
@@ -127,6 +128,8 @@ class FusedBert:
         match self.settings.head:
             case "span":
                 return Outputs(answers=self._heads.span_logits(read))
+            case "tag":
+                return Outputs(answers=self._heads.tag_logits(masked.float()))
             case "classify" | "regress" | "multilabel":
                 return Outputs(answers=self._heads.sequence_logits("answer", read.float(), None)[2])
             case _:
@@ -168,6 +171,8 @@ class FusedBert:
             self.views.gradient("embeddings.words.weight").zero_()  # which no head writes to
         if self.settings.head == "span":
             sequences = self._heads.spans(read, batch, sequence_scale, accumulate)
+        elif self.settings.head == "tag":
+            words = self._heads.tags(masked, batch.mlm_labels, context, word_scale)
         elif len(read):
             sequences = self._heads.sequences(read, batch, context, sequence_scale)
         dy = torch.cat([words.dx, sequences.dx, torch.zeros_like(padding)])

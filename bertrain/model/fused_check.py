@@ -24,7 +24,15 @@ from bertrain.model import attention, bert, heads
 from bertrain.model.bert import Bert
 from bertrain.model.initialization import uninitialized
 
-CLASSES = (bert.Embeddings, bert.Layer, bert.Bert, heads.MaskedWordHead, heads.SentenceHead, heads.SpanHead)
+CLASSES = (
+    bert.Embeddings,
+    bert.Layer,
+    bert.Bert,
+    heads.MaskedWordHead,
+    heads.SentenceHead,
+    heads.SpanHead,
+    heads.TagHead,
+)
 MODULES = (*CLASSES, nn.Embedding, nn.LayerNorm, nn.Linear, nn.ModuleList)
 FUNCTIONS = {
     bert: ("dropout", "answer_head"),
@@ -38,18 +46,20 @@ WRITTEN_FOR = {
     "Layer.forward": "b01e4bcf588d6ffd",
     "Bert.__init__": "f2219247639fc1b0",
     "Bert.encode": "e3c1edb3419fa605",
-    "Bert.forward": "1bdc8a700681e12f",
+    "Bert.forward": "19837953f0645500",
     "MaskedWordHead.__init__": "680618bf32dcc2bc",
     "MaskedWordHead.forward": "fbe895aac92a9a6c",
     "SentenceHead.__init__": "5b60ba410faedd35",
     "SentenceHead.forward": "e60a89bb40382271",
     "SpanHead.__init__": "df4f84d2c732c24a",
     "SpanHead.forward": "9e4c3f21a3dc864e",
+    "TagHead.__init__": "a08cc03f5a57af27",
+    "TagHead.forward": "9feedc74fd5576c1",
     "dropout": "f1cea0e8262eebe6",
     "attend_grouped": "cc7b74a1cc8e7421",
-    "answer_head": "98f7f9f7ff837a10",
+    "answer_head": "ebaa604bce875fa1",
     "pretraining_sums": "475a98e17d04e252",
-    "answer_sums": "4cae855a22538eca",
+    "answer_sums": "fb1939aee95a6ad4",
     "by_sequence": "8adcc9a3363549d0",
     "_cross_entropy": "b559518ae02b6b37",
 }

@@ -1,5 +1,5 @@
-"""The heads by hand, forward and backward: masked words on the kernels; sequence and span heads, which have few rows or
-columns, in plain float32.
+"""The heads by hand, forward and backward: masked words on the kernels; sequence, span and tag heads, which have few
+rows or columns, in plain float32.
 
 Letters as in bert.py. The gradient of a tensor `x` is called `dx`.
 """
@@ -15,7 +15,7 @@ from bertrain.config.settings import ModelSettings
 from bertrain.kernels.cross_entropy import cross_entropy
 from bertrain.kernels.random import rows_keep_mask
 from bertrain.kernels.reduction import row_sum, write_gradient
-from bertrain.model.batch import Batch
+from bertrain.model.batch import IGNORED, Batch
 from bertrain.model.fused_operands import Matrix, ModelDropout, Operand, ParameterViews, PassContext
 from bertrain.model.heads import by_sequence
 
@@ -74,6 +74,11 @@ class FusedHeads:
         transform.weight_gradient(dhidden_operand, Operand(x), accumulate)
         return HeadResult(loss, correct, transform.input_gradient(dhidden_operand))
 
+    def _keep_mask(self, x: Tensor, context: PassContext) -> Tensor | None:
+        """The factors of a head's dropout on its input; None without dropout."""
+        rate, site = self.settings.head_dropout, ModelDropout.HEAD.site(self.settings.num_layers)
+        return rows_keep_mask(context.seed, site, x.shape[0], x.shape[1], rate) / (1 - rate) if rate > 0 else None
+
     def sequence_logits(self, name: str, cls: Tensor, keep: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
         """The pooled [CLS] rows, the same after dropout, and the logits."""
         value = self.views.value
@@ -86,10 +91,7 @@ class FusedHeads:
         """Loss of next sentences, of classes or of numbers, and gradient of [CLS]."""
         name, keep, accumulate = "next_sentence", None, context.accumulate
         if self.settings.head != "pretrain":
-            name, rate = "answer", self.settings.head_dropout
-            if rate > 0:
-                site = ModelDropout.HEAD.site(self.settings.num_layers)
-                keep = rows_keep_mask(context.seed, site, cls.shape[0], cls.shape[1], rate) / (1 - rate)
+            name, keep = "answer", self._keep_mask(cls, context)
         cls = cls.float()
         pooled, dropped, logits = self.sequence_logits(name, cls, keep)
         loss, correct, dlogits = _sequence_loss(logits, batch, self.settings.head)
@@ -125,6 +127,22 @@ class FusedHeads:
         dx = (dlogits @ self.views.value("answer.score.weight")).to(self.views.values16.dtype)
         return HeadResult(loss * scale[0], correct, dx)
 
+    def tag_logits(self, x: Tensor) -> Tensor:
+        value = self.views.value
+        return torch.addmm(value("answer.classify.bias"), x, value("answer.classify.weight").t())
+
+    def tags(self, x: Tensor, labels: Tensor, context: PassContext, scale: Tensor) -> HeadResult:
+        """Loss of the classes of words, and gradient of the rows that they are predicted from."""
+        keep, dropped = self._keep_mask(x, context), x.float()
+        if keep is not None:
+            dropped = dropped * keep
+        loss, correct, dlogits = _class_loss(self.tag_logits(dropped), labels, labels != IGNORED)
+        dlogits *= scale[0]
+        self._write("answer.classify.weight", dlogits.t() @ dropped, context.accumulate)
+        self._write("answer.classify.bias", dlogits.sum(0), context.accumulate)
+        dx = dlogits @ self.views.value("answer.classify.weight")
+        return HeadResult(loss * scale[0], correct, (dx if keep is None else dx * keep).to(self.views.values16.dtype))
+
 
 def _sequence_loss(logits: Tensor, batch: Batch, head: str) -> tuple[Tensor, Tensor, Tensor]:
     """Loss and number of correct predictions of the sequences of a bin, and the gradient of the logits."""
@@ -139,7 +157,15 @@ def _sequence_loss(logits: Tensor, batch: Batch, head: str) -> tuple[Tensor, Ten
     if head == "classify":
         assert batch.answers is not None
         labels = batch.answers[:, 0]
-    weights = is_real if batch.answer_weights is None else is_real * batch.answer_weights[:, 0]
+    weights = None if batch.answer_weights is None else batch.answer_weights[:, 0]
+    return _class_loss(logits, labels, is_real, weights)
+
+
+def _class_loss(
+    logits: Tensor, labels: Tensor, is_real: Tensor, answer_weights: Tensor | None = None
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Cross-entropy and number of correct predictions of the real rows, and the gradient of the logits."""
+    weights = is_real if answer_weights is None else is_real * answer_weights
     log_probabilities = logits.log_softmax(-1)
     answer = torch.where(is_real, labels, 0)[:, None]
     loss = -(log_probabilities.gather(1, answer)[:, 0] * weights).sum()

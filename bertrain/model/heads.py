@@ -55,7 +55,19 @@ class SpanHead(nn.Module):
         return self.score(x)
 
 
-def answer_head(settings: ModelSettings) -> SentenceHead | SpanHead | None:
+class TagHead(nn.Module):
+    """A class for each labeled word, from its first token."""
+
+    def __init__(self, settings: ModelSettings) -> None:
+        super().__init__()
+        self.classify = nn.Linear(settings.hidden_size, settings.num_labels)
+        self.dropout = settings.head_dropout
+
+    def forward(self, x: Tensor) -> Tensor:  # [P, E] -> [P, num_labels]
+        return self.classify(dropout(x, self.dropout, self.training))
+
+
+def answer_head(settings: ModelSettings) -> SentenceHead | SpanHead | TagHead | None:
     """The head for fine-tuning; None for pre-training."""
     match settings.head:
         case "classify" | "multilabel":
@@ -64,6 +76,8 @@ def answer_head(settings: ModelSettings) -> SentenceHead | SpanHead | None:
             return SentenceHead(settings, 1, settings.head_dropout)
         case "span":
             return SpanHead(settings)
+        case "tag":
+            return TagHead(settings)
         case _:
             return None
 
@@ -89,9 +103,12 @@ def _cross_entropy(logits: Tensor, labels: Tensor, weights: Tensor | None = None
 
 def answer_sums(logits: Tensor, batch: Batch, head: str) -> Sums:
     """Summed losses (cross-entropy, squared error, or mean over labels or a span's two ends) and correct answers."""
+    zero = torch.zeros((), device=logits.device)
+    if head == "tag":
+        loss, correct = _cross_entropy(logits, batch.mlm_labels)
+        return Sums(mlm_loss=loss, sequence_loss=zero, mlm_correct=correct, sequence_correct=zero)
     assert batch.answers is not None
     is_real = batch.is_real
-    zero = torch.zeros((), device=logits.device)
     if head == "classify":
         weights = None if batch.answer_weights is None else batch.answer_weights[:, 0]
         loss, correct = _cross_entropy(logits, torch.where(is_real, batch.answers[:, 0], IGNORED), weights)

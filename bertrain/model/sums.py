@@ -14,8 +14,8 @@ from torch import Tensor
 class Sums(NamedTuple):
     """Sums over one bin, scalars on its device.
 
-    Pre-training predicts masked words and, per sequence, whether B follows A. Fine-tuning predicts one answer per
-    sequence and no masked words.
+    Pre-training predicts masked words (`mlm_`) and, per sequence, whether B follows A. Fine-tuning predicts one answer
+    per sequence; only the tag head predicts words, which `mlm_` then counts.
     """
 
     mlm_loss: Tensor

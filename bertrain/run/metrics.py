@@ -268,6 +268,8 @@ def averages(sums: Tensor, num_predictions: int, num_sequences: int, model: Mode
     """Losses and accuracies from the sums over a step or an evaluation, all ranks together."""
     totals = Totals.unpack(sums)
     sequence_loss, sequence_accuracy = totals.sequence_loss / num_sequences, totals.sequence_correct / num_sequences
+    if model.head == "tag":
+        return {"loss": totals.mlm_loss / num_predictions, "accuracy": totals.mlm_correct / num_predictions}
     if model.head != "pretrain":
         return {"loss": sequence_loss} | ({} if model.head == "regress" else {"accuracy": sequence_accuracy})
     mlm_loss = totals.mlm_loss / num_predictions

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from itertools import chain, islice
@@ -31,7 +31,7 @@ from bertrain.tasks.table_task import (
     parse_number,
     read_rows,
 )
-from bertrain.tasks.tables import BadRows, choose_files, format_of, read_table, stem_of
+from bertrain.tasks.tables import TABLES, BadRows, choose_files, format_of, read_table, stem_of
 from bertrain.tasks.task import Head
 
 STEMS = {
@@ -133,21 +133,29 @@ def sort_labels(labels: Iterable[str]) -> tuple[str, ...]:
     return tuple(sorted(set(labels)))
 
 
-def find_files(data: Path, notes: list[str], *, is_whole: bool) -> dict[str, list[Path]]:
+def find_files(
+    data: Path,
+    notes: list[str],
+    *,
+    is_whole: bool,
+    stems: Mapping[str, tuple[str, ...]] = STEMS,
+    formats: Collection[str] = TABLES,
+) -> dict[str, list[Path]]:
     """The files of each split in a folder, or of a single file: as training data, or whole as a split of its name."""
+    suffixes = ".csv, .tsv, .jsonl or .parquet" if formats is TABLES else ".conll, .jsonl or .parquet"
     if data.is_dir():
-        found = {split: files for split, stems in STEMS.items() if (files := choose_files(data, stems, notes))}
+        found = {split: files for split in stems if (files := choose_files(data, stems[split], notes, formats))}
         if not found:
-            raise UserError("missing-data", f"--data {data} has no train, dev or test .csv, .tsv, .jsonl or .parquet")
+            raise UserError("missing-data", f"--data {data} has no train, dev or test {suffixes}")
         return found
-    if not format_of(data):
-        raise UserError("unknown-table-format", f"cannot read --data {data}; use .csv, .tsv, .jsonl or .parquet")
+    if format_of(data) not in formats:
+        raise UserError("unknown-table-format", f"cannot read --data {data}; use {suffixes}")
     if is_whole:
         notes.append(f"reading all of {data} as the split {stem_of(data)}, including rows used for training")
         return {stem_of(data): [data]}
     found = {"train": [data]}
     if stem_of(data) == "train":
-        beside = {split: choose_files(data.parent, STEMS[split], notes) for split in ("dev", "test")}
+        beside = {split: choose_files(data.parent, stems[split], notes, formats) for split in ("dev", "test")}
         notes += [f"{split}: using {files[0]}, beside {data.name}" for split, files in beside.items() if files]
         found |= {split: files for split, files in beside.items() if files}
     return found

@@ -1,4 +1,4 @@
-"""A split of a task as a `DataSource`: examples without masked tokens, which the loader batches."""
+"""A split of a task as a `DataSource`: examples with nothing masked, which the loader batches."""
 
 from __future__ import annotations
 
@@ -28,17 +28,20 @@ class TaskData(DataSource):
     def __init__(self, split: Split, folder: Path, vocabulary: Vocabulary, max_seq_length: int) -> None:
         self.split, self.folder, self.vocabulary, self.max_seq_length = split, folder, vocabulary, max_seq_length
         self.lengths = split.block.lengths.astype(np.int32)
-        self.predictions, self._is_random = np.zeros_like(self.lengths), split.block.is_random
+        masks, self._is_random = split.block.masks, split.block.is_random
+        self.predictions = np.zeros_like(self.lengths) if masks is None else masks.counts.astype(np.int32)
 
     @cached_property
     def fingerprint(self) -> str:  # type: ignore[override]
         """SHA-256 of the vocabulary and all examples, in order."""
         digest, block = hashlib.sha256(self.vocabulary.hash.encode()), self.split.block
-        for values in (block.tokens, block.lengths, block.segment_b, block.answers):
+        labels = () if block.masks is None else (block.masks.counts, block.masks.positions, block.masks.labels)
+        for values in (block.tokens, block.lengths, block.segment_b, block.answers, *labels):
             if values is not None:
                 digest.update(np.ascontiguousarray(values).tobytes())
         return digest.hexdigest()
 
     def read(self, rows: Ints) -> Block:
-        """The examples of `rows`, in that order, with empty masks."""
-        return replace(self.split.block.take(rows), masks=Masks(np.zeros(len(rows), dtype=np.int64), EMPTY, EMPTY))
+        """The examples of `rows`, in that order, with the labels of their words, or else with empty masks."""
+        block = self.split.block.take(rows)
+        return block if block.masks else replace(block, masks=Masks(np.zeros_like(block.lengths), EMPTY, EMPTY))

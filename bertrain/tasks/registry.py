@@ -15,22 +15,26 @@ from bertrain.tasks.classify import ClassifyTask
 from bertrain.tasks.multilabel import MultilabelTask
 from bertrain.tasks.squad.task import SquadTask
 from bertrain.tasks.table_task import TableTask
+from bertrain.tasks.tag.task import TagTask
 from bertrain.tasks.task import Task
 from bertrain.tasks.xnli import XnliTask
 
 SQUAD = ("squad/v1.1", "squad/v2.0")
-ELSEWHERE = ("ner", "token-classification", "pos", "multiple-choice")
+ELSEWHERE = ("multiple-choice",)
+TAGGING = ("ner", "token-classification", "pos")  # other names of `tag`
 SEVERAL_LABELS = ("multilabel", "multi-label", "multi-label-classification")
 
 
 def task_names() -> list[str]:
-    return [*(f"glue/{name}" for name in glue.TASKS), *SQUAD, "xnli", "classify"]
+    return [*(f"glue/{name}" for name in glue.TASKS), *SQUAD, "xnli", "classify", "tag"]
 
 
 def check_name(name: str) -> None:
     """Refuse a task that is not here, and say what is, or what to use instead."""
     if name not in (names := task_names()):
         advice = f"{nearest(name, names)}; tasks: {', '.join(names)}"
+        if name.lower().replace("_", "-") in TAGGING:
+            advice = "; `bertrain finetune tag` labels words"
         if name.lower().replace("_", "-") in ELSEWHERE:
             advice = "; export the weights (`bertrain weights export`), and train them with the Transformers Trainer"
         if name.lower().replace("_", "-") in SEVERAL_LABELS:
@@ -57,6 +61,8 @@ def open_task(
     if folder is None:
         if name in SQUAD or saved is None:
             raise UserError("texts-for-squad", f"{name} reads questions about paragraphs; put them into a file: --data")
+        if name == "tag":
+            return TagTask(settings, None, vocabulary, saved)
         return TableTask(settings, vocabulary, saved["head"], tuple(saved["labels"]), ("",))
     if not folder.exists():
         raise UserError("missing-data", f"--data {folder} does not exist")
@@ -64,6 +70,8 @@ def open_task(
         if settings.task.class_weights:
             raise UserError("bad-class-weights", f"task.class_weights is of classifiers; {name} has no classes")
         return SquadTask.open(settings, folder, vocabulary)
+    if name == "tag":
+        return TagTask(settings, folder, vocabulary, saved)
     if saved is None and not is_installed("sklearn"):  # a run whose metrics cannot be computed does not start
         raise missing_package("sklearn")
     if name == "xnli":

@@ -225,6 +225,9 @@ class TableSplit:
                 values[name].append(value)
         return {name: float(np.mean(numbers)) for name, numbers in values.items()} | by_language
 
+    def answers(self, outputs: TaskOutputs) -> list[dict[str, Any]]:
+        return self.task.answers(outputs)
+
     def write_predictions(self, outputs: TaskOutputs, folder: Path) -> list[Path]:
         return [self.task.write_split(self, outputs, folder)]
 

@@ -12,7 +12,7 @@ import itertools
 import json
 import math
 import re
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatch
 from pathlib import Path
@@ -27,9 +27,10 @@ from bertrain.data.text.streams import DAMAGE, Stream, open_streams
 HUB = "data"  # the folder of the data files in a repository of the Hugging Face hub
 FORMATS = {
     "tsv": "tsv", "txt": "tsv", "csv": "csv", "jsonl": "jsonl", "ndjson": "jsonl", "json": "jsonl",
-    "parquet": "parquet", "arrow": "arrow",
+    "parquet": "parquet", "arrow": "arrow", "conll": "conll", "bio": "conll", "iob": "conll", "annotated": "conll",
 }  # fmt: skip
 """The format of a file by the suffix of its name."""
+TABLES = frozenset(FORMATS.values()) - {"conll"}
 
 NOT_UTF8 = "is not UTF-8 text; convert the file: `iconv -f latin1 -t utf-8 OLD > NEW`"
 SKIP_HINT = "fix it, or skip such rows with --on-error skip"
@@ -83,7 +84,7 @@ def _uncompressed_name(path: Path) -> str:
     return stem if suffix in ("gz", "bz2", "xz", "zst") else name
 
 
-def find_tables(folder: Path, stems: Sequence[str]) -> dict[str, list[Path]]:
+def find_tables(folder: Path, stems: Sequence[str], formats: Collection[str] = TABLES) -> dict[str, list[Path]]:
     """The candidate files of a split in `folder`, by name, those of the first stem first; a stem may be a pattern.
 
     The stem `train` finds train.tsv and train.jsonl.gz; the parts train-00000-of-00002.parquet and so on, as one
@@ -93,7 +94,7 @@ def find_tables(folder: Path, stems: Sequence[str]) -> dict[str, list[Path]]:
     if not folder.is_dir():
         return {}
     entries = [path for path in sorted(folder.iterdir()) if not path.name.startswith(".")]
-    tables = [path for path in entries if path.is_file() and format_of(path)]
+    tables = [path for path in entries if path.is_file() and format_of(path) in formats]
     found: dict[str, list[Path]] = {}
     for stem in stems:
         for path in tables:
@@ -107,13 +108,13 @@ def find_tables(folder: Path, stems: Sequence[str]) -> dict[str, list[Path]]:
             inside = [path for path in sorted((folder / stem).iterdir()) if format_of(path) in ("parquet", "arrow")]
             found |= {f"{stem}/": inside} if inside else {}
     if not found and (folder / HUB).is_dir():
-        return find_tables(folder / HUB, stems)
+        return find_tables(folder / HUB, stems, formats)
     return found
 
 
-def choose_files(folder: Path, stems: Sequence[str], notes: list[str]) -> list[Path]:
+def choose_files(folder: Path, stems: Sequence[str], notes: list[str], formats: Collection[str] = TABLES) -> list[Path]:
     """The files of a split; adds a note if there were several candidates."""
-    found = find_tables(folder, stems)
+    found = find_tables(folder, stems, formats)
     if len(found) > 1:
         chosen, *others = found
         notes.append(f"{folder} has {chosen} and {', '.join(others)}; using {chosen}")
@@ -153,8 +154,20 @@ def read_objects(path: Path, choose: ChooseColumns) -> Iterator[tuple[str, Objec
     """The rows of a file of JSON lines, Parquet or Arrow as objects, each with its place."""
     reader = _OBJECTS.get(format_of(path))
     if reader is None:
-        raise UserError("unknown-table-format", f"cannot read {path}; supported are .{', .'.join(FORMATS)}")
+        supported = ", .".join(suffix for suffix, kind in FORMATS.items() if kind in TABLES)
+        raise UserError("unknown-table-format", f"cannot read {path} as a table; supported are .{supported}")
     return _read(path, lambda stream: reader(stream, choose))
+
+
+def read_lines(path: Path) -> Iterator[tuple[str, str | Problem]]:
+    """The lines of a text file without their ends, each with its place."""
+
+    def lines(stream: Stream) -> Iterator[tuple[str, str | Problem]]:
+        for number, line in table_lines(stream):
+            place, text = f"line {number:,} of {stream.name}", line.decode("utf-8", "surrogateescape")
+            yield place, text.rstrip("\r\n") if _is_valid_text(text) else Problem(place, NOT_UTF8)
+
+    return _read(path, lines)
 
 
 def _read(path: Path, reader: Callable[[Stream], Iterator[Item]]) -> Iterator[Item]:

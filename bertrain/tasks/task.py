@@ -19,11 +19,11 @@ import numpy.typing as npt
 
 from bertrain.data.formats.block import Block
 
-Head = Literal["classify", "multilabel", "regress", "span"]
+Head = Literal["classify", "multilabel", "regress", "span", "tag"]
 TaskOutputs = npt.NDArray[np.float32]
-"""The model's outputs for a whole Block, in its order: logits [examples, classes] for classify and
-multilabel, [examples, 1] for regress, and for span [tokens of all examples, 2], the logits of an answer's first and
-last token."""
+"""The model's outputs for a whole Block, in its order: logits [examples, classes] for classify and multilabel,
+[examples, 1] for regress, for span [tokens of all examples, 2], the logits of an answer's first and last token, and for
+tag [labeled words of all examples, classes]."""
 
 
 class Split(Protocol):
@@ -41,7 +41,8 @@ class Split(Protocol):
     def block(self) -> Block:
         """The model's inputs: a row per example, or several where a text is longer than the model reads at once.
 
-        `answers` holds the targets, and is None in an unlabeled split; `is_random` is zero.
+        `answers` holds the targets, and is None in an unlabeled split; `is_random` is zero. Targets of single words
+        are in `masks`, which an unlabeled split has too, as it says which words to predict.
         """
 
     def metrics(self, outputs: TaskOutputs) -> dict[str, float]:

@@ -139,7 +139,7 @@ def dry_run(
         *([] if place.holds(settings) else ["  that is too much: this run would be refused"]),
         f"data: {_describe_rows(source, settings)}, {int(source.lengths[part.start : part.stop].sum()):,} tokens",
         f"first step: {step.num_sequences:,} sequences, {step.num_tokens:,} tokens, "
-        f"{step.num_predictions:,} masked words, in {step.num_bins} bins ({fill:.1%} full) for {world} rank(s)",
+        f"{step.num_predictions:,} words to predict, in {step.num_bins} bins ({fill:.1%} full) for {world} rank(s)",
         *([f"balance: {_describe_balance(loader, settings, Progress())}"] if world > 1 else []),
         _describe_length(settings, step.num_sequences / len(part)),
         *remarks(settings, step.num_sequences / len(part)),

@@ -18,8 +18,9 @@ from bertrain.run.folder import Run
 from bertrain.run.records import thresholds_at
 from bertrain.tasks import registry
 from bertrain.tasks.multilabel import MultilabelTask
-from bertrain.tasks.table_task import TableTask
+from bertrain.tasks.table_task import TableSplit, TableTask
 from bertrain.tasks.tables import HUB
+from bertrain.tasks.tag.task import TagSplit, TagTask
 from bertrain.tasks.task import Split, Task
 from bertrain.training.engine import Predictor
 from bertrain.training.evaluate import load_predictor
@@ -40,7 +41,7 @@ def evaluate_task(
 ) -> dict[str, Any]:
     """The task's metrics of a fine-tuned run on the held-out part of `data` (default: its own data), and its step.
 
-    Of a classifier also a `report` as text: F1 of each class, and the confusion matrix.
+    Of a classifier or a tagger also a `report` as text: F1 of each class, and a classifier's confusion matrix.
     `batch_size` is the evaluation batch size. `overrides` may change settings that do not shape the training, such as
     ("task.null_threshold", "2"), or that say how files are read: task.on_error, task.text, task.text_pair, task.label.
     """
@@ -68,19 +69,23 @@ def predict(
 
     `batch_size` and `overrides` as in `evaluate_task`. Returns the files and the speed, by split; with `texts` (for a
     task of pairs, two for each) instead of `data` and `out`, the label (or labels) of each and the probability of every
-    label, or its number: `predict("runs/letters", texts=["Where is my invoice?"])`.
+    label, or its number, or its entities: `predict("runs/letters", texts=["Where is my invoice?"])`.
 
     Example: bertrain.predict("runs/labels", "labels", "predictions")
     """
     if texts and data is None and out is None:
         with _open_model(run, None, which, device, batch_size, overrides, has_files=False) as model:
-            assert isinstance(model.task, TableTask)
+            assert isinstance(model.task, TableTask | TagTask)
             words = [texts] if isinstance(texts, str) else texts
             if not all(word.strip() for word in words):
                 raise UserError("empty-text", "there is nothing to predict of an empty text")
-            given = model.task.encode(words, is_pair=registry.reads_pairs(model.run.settings))
+            given: TableSplit | TagSplit
+            if isinstance(model.task, TagTask):
+                given = model.task.encode(words)
+            else:
+                given = model.task.encode(words, is_pair=registry.reads_pairs(model.run.settings))
             outputs, _ = model.evaluator({given.name: given}).outputs(given, model.predict, model.ranks)
-            return model.task.answers(outputs)
+            return given.answers(outputs)
     if texts or data is None or out is None:
         raise UserError("conflicting-options", "give either texts to predict, or both --data and --out")
     _refuse_own_place(Path(data), Path(out))
@@ -107,7 +112,7 @@ def predict(
 
 def _refuse_own_place(data: Path, out: Path) -> None:
     """Refuse to write predictions where they would replace the data."""
-    places = [data, data / HUB] if data.is_dir() else [data.parent] if data.suffix == ".jsonl" else []
+    places = [data, data / HUB] if data.is_dir() else [data.parent] if data.suffix in (".jsonl", ".conll") else []
     if out.is_dir() and any(place.is_dir() and out.samefile(place) for place in places):
         why = f"--out {out} is the folder of --data, whose files predictions could replace"
         raise UserError("occupied-folder", f"{why}; choose another --out")

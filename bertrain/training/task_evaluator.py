@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Mapping
 from dataclasses import replace
+from itertools import chain
 from pathlib import Path
 
 import numpy as np
@@ -24,6 +25,7 @@ from bertrain.ranks.signals import NEVER, StopSignal
 from bertrain.tasks.data import TaskData
 from bertrain.tasks.metrics import predictions_of
 from bertrain.tasks.table_task import TableSplit
+from bertrain.tasks.tag.task import TagSplit
 from bertrain.tasks.task import Split, Task, TaskOutputs
 from bertrain.training.engine import Predictor
 from bertrain.training.task_settings import usual_rate
@@ -74,15 +76,20 @@ class TaskEvaluator:
 
     def _check_classes(self, split: Split, outputs: TaskOutputs, ranks: parallel.Ranks) -> None:
         """Report on each class, and warn of a model that predicts the same for every example, such as no label."""
-        if not isinstance(split, TableSplit):
-            return
-        self.report = split.report_by_class(outputs)
-        constant = split.describe_constant(predictions_of(outputs, split.task.head))
-        if constant and not split.describe_constant(split.targets) and ranks.is_first:
-            rate = self._settings.optimizer.learning_rate
-            usual = f"usual for AdamW and this width: {usual_rate(self._settings.model):g}"
-            advice = f"train longer, or with another optimizer.learning_rate than {rate:g} ({usual})"
-            warn(f"the model predicts {constant} for every example of {split.name}: {advice}")
+        constant, unit = "", "example"
+        if isinstance(split, TagSplit):
+            self.report, unit = split.report(outputs), "word"
+            if np.ptp(outputs.argmax(axis=1)) == 0 < len({*chain.from_iterable(split.true_tags)}) - 1:
+                constant = repr(split.labels[int(outputs[0].argmax())])
+        elif isinstance(split, TableSplit):
+            self.report = split.report_by_class(outputs)
+            if not split.describe_constant(split.targets):
+                constant = split.describe_constant(predictions_of(outputs, split.task.head))
+        if constant and ranks.is_first:
+            rate, usual = self._settings.optimizer.learning_rate, usual_rate(self._settings.model)
+            other = "" if rate == usual else f" ({usual:g} is usual for AdamW and this width)"
+            advice = f"train longer, or with another optimizer.learning_rate than {rate:g}{other}"
+            warn(f"the model predicts {constant} for every {unit} of {split.name}: {advice}")
 
     @torch.no_grad()
     def outputs(
@@ -90,9 +97,8 @@ class TaskEvaluator:
     ) -> tuple[TaskOutputs, dict[str, float]]:
         """The model's outputs for a whole split in its order, on every rank; and how fast they were computed."""
         model, batch_size = self._settings.model, self._settings.evaluate.batch_size
-        is_span = model.head == "span"
         num_columns = {"span": 2, "regress": 1}.get(model.head, model.num_labels)
-        found = torch.zeros(int(split.block.offsets[-1]) if is_span else len(split.block), num_columns)
+        found = torch.zeros(_num_outputs(split.block, model.head), num_columns)
         seconds: list[float] = []
         began = time.perf_counter()
         for rows, batch in self._loader(split, ranks).evaluation_bins(0, batch_size or EVALUATION_STEP):
@@ -104,7 +110,7 @@ class TaskEvaluator:
             assert answers is not None
             on_host = answers.float().cpu()  # waits for the device
             seconds.append(time.perf_counter() - started)
-            in_bin, in_block = _token_places(split.block, rows, batch) if is_span else (_slots(batch), rows)
+            in_bin, in_block = _output_places(split.block, rows, batch, model.head)
             found[torch.from_numpy(in_block)] = on_host[torch.from_numpy(in_bin)]
         if ranks.is_connected:  # rows of other ranks are zero
             whole = found.to(ranks.device)
@@ -128,10 +134,24 @@ def _slots(batch: Batch) -> Ints:
     return np.flatnonzero(batch.is_real.numpy())
 
 
-def _token_places(block: Block, rows: Ints, batch: Batch) -> tuple[Ints, Ints]:
-    """The positions of the tokens of `rows` in their bin, and in the whole block."""
-    starts, lengths = batch.cu_seqlens.numpy()[_slots(batch)].astype(np.int64), block.lengths[rows]
-    return flat_ranges(starts, lengths), flat_ranges(block.offsets[rows], lengths)
+def _num_outputs(block: Block, head: str) -> int:
+    """The number of rows that a head computes for a whole block: of examples, of tokens or of labeled words."""
+    if head == "tag":
+        assert block.masks is not None
+        return int(block.masks.offsets[-1])
+    return int(block.offsets[-1]) if head == "span" else len(block)
+
+
+def _output_places(block: Block, rows: Ints, batch: Batch, head: str) -> tuple[Ints, Ints]:
+    """The positions of the outputs for `rows` among those of their bin, and among those of the whole block."""
+    if head == "tag":
+        assert block.masks is not None
+        in_block = flat_ranges(block.masks.offsets[rows], block.masks.counts[rows])
+        return np.arange(len(in_block)), in_block
+    if head == "span":
+        starts, lengths = batch.cu_seqlens.numpy()[_slots(batch)].astype(np.int64), block.lengths[rows]
+        return flat_ranges(starts, lengths), flat_ranges(block.offsets[rows], lengths)
+    return _slots(batch), rows
 
 
 def _timing(num_examples: int, elapsed: float, seconds: list[float]) -> dict[str, float]:

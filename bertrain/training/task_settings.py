@@ -49,7 +49,8 @@ def resolve_task(
     Example: bertrain.resolve_task("classify", {"train.epochs": 1, "optimizer.learning_rate": 1e-3})
     """
     registry.check_name(name)
-    chosen = recipe or ("finetune-squad" if name.startswith("squad/") else "finetune-glue")
+    own = "finetune-squad" if name.startswith("squad/") else "finetune-tag" if name == "tag" else "finetune-glue"
+    chosen = recipe or own
     pairs, in_file = as_pairs(overrides), named_in(settings_file)
     given, changes = dict(pairs), [*pairs, ("task.name", name)]
     if given.get("train.epochs") in ("0", "0.0") and not given.keys() & {"train.max_steps", "train.budget"}:
@@ -110,7 +111,7 @@ def fit_to_task(
 
 def usual_rate(model: ModelSettings) -> float:
     """AdamW's: that of Devlin et al., times the square of how much narrower than 768 the weights are, at most 1e-3."""
-    rate = (5e-5 if model.head == "span" else 3e-5) * max(1.0, 768 / model.hidden_size) ** 2
+    rate = (5e-5 if model.head in ("span", "tag") else 3e-5) * max(1.0, 768 / model.hidden_size) ** 2
     return float(f"{min(rate, 1e-3):.1g}")
 
 

@@ -38,12 +38,15 @@ def _head_settings(fields: dict[str, Any], path: Path) -> dict[str, Any]:
         return {}
     if "BertForQuestionAnswering" in architectures:
         return {"head": "span"}
-    if "BertForSequenceClassification" not in architectures:
+    is_tagger = "BertForTokenClassification" in architectures
+    if not is_tagger and "BertForSequenceClassification" not in architectures:
         return {}
     names = fields.get("id2label")
     number = len(names) if isinstance(names, dict) and names else fields.get("num_labels", 2)
     if not isinstance(number, int) or number < 1:
         raise UserError("bad-config", f"{path} has {number!r} labels; a head has one or more")
+    if is_tagger:  # a head of one class predicts nothing; its tensors are left over
+        return {"head": "tag", "num_labels": number} if number > 1 else {}
     if fields.get("problem_type") == "multi_label_classification":
         # One label alone is a problem of two classes, with another head: its tensors are left over.
         return {"head": "multilabel", "num_labels": number} if number > 1 else {}

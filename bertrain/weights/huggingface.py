@@ -52,6 +52,7 @@ LOADERS = {
     "multilabel": "AutoModelForSequenceClassification",
     "regress": "AutoModelForSequenceClassification",
     "span": "AutoModelForQuestionAnswering",
+    "tag": "AutoModelForTokenClassification",
 }  # the class of Transformers that loads a folder, by head
 PROBLEM_TYPES = {
     "classify": "single_label_classification",
@@ -217,7 +218,7 @@ def write_nvidia(out: Path, weights: Weights, *, pad_vocab_to: int) -> None:
 def _architecture(weights: Weights) -> str:
     missing = weights.missing
     if weights.settings.head != "pretrain":
-        return "BertForQuestionAnswering" if weights.settings.head == "span" else "BertForSequenceClassification"
+        return LOADERS[weights.settings.head].replace("AutoModel", "Bert")
     if any(name.startswith("masked_words.") for name in missing):
         return "BertModel"
     return "BertForMaskedLM" if missing else "BertForPreTraining"
@@ -226,16 +227,18 @@ def _architecture(weights: Weights) -> str:
 def _describe_head(weights: Weights) -> dict[str, Any]:
     """The fields of a config about a fine-tuned head: its labels, dropout and type."""
     settings = weights.settings
-    if settings.head not in PROBLEM_TYPES:
+    if settings.head not in PROBLEM_TYPES and settings.head != "tag":
         return {}
     count = 1 if settings.head == "regress" else settings.num_labels
     labels = weights.labels if len(weights.labels) == count else [f"LABEL_{number}" for number in range(count)]
-    return {
+    described: dict[str, Any] = {
         "id2label": {str(number): label for number, label in enumerate(labels)},
         "label2id": {label: number for number, label in enumerate(labels)},
         "classifier_dropout": settings.head_dropout,
-        "problem_type": PROBLEM_TYPES[settings.head],
-    } | ({"thresholds": weights.thresholds} if weights.thresholds else {})
+    }
+    if settings.head in PROBLEM_TYPES:
+        described["problem_type"] = PROBLEM_TYPES[settings.head]
+    return described | ({"thresholds": weights.thresholds} if weights.thresholds else {})
 
 
 def bert_config(settings: ModelSettings) -> dict[str, Any]:

@@ -171,13 +171,18 @@ def copy_weights(parameters: dict[str, Tensor], weights: Weights, *, extends_pos
 def match_parameters(parameters: Mapping[str, Tensor], weights: Weights) -> dict[str, str]:
     """The name in the weights of each parameter that they have.
 
-    The pooler of one kind of head serves the other; the last layer of a head for other classes is not used.
+    The pooler of one kind of head serves the other. The last layer of a head for other classes is not used, nor is that
+    of words for texts, which have the same name and differ in the pooler before it.
     """
     names = {}
+    of_words = "answer.pool.weight" not in parameters
     for name, parameter in parameters.items():
         theirs = name if name in weights.tensors else other_pooler(name)
         is_other_head = name.startswith(("answer.classify.", "answer.score.")) and theirs in weights.tensors
-        if theirs in weights.tensors and not (is_other_head and weights.tensors[theirs].shape != parameter.shape):
+        if is_other_head:
+            is_same_kind = name.startswith("answer.score.") or of_words == (weights.settings.head == "tag")
+            is_other_head = not is_same_kind or weights.tensors[theirs].shape != parameter.shape
+        if theirs in weights.tensors and not is_other_head:
             names[name] = theirs
     return names
 

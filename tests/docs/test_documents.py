@@ -26,6 +26,7 @@ from bertrain.cli.main import app
 from bertrain.config import resolve as config
 from bertrain.config.recipe import recipe_names
 from bertrain.config.resolve import parse_overrides
+from tests.miniature_tasks import make_miniature
 
 ROOT = Path(__file__).parents[2]
 DOCS = ROOT / "docs"
@@ -153,6 +154,17 @@ def test_the_tutorial_runs_as_written(followed: Path) -> None:
     lines = [json.loads(line) for line in (followed / "runs" / "first" / "metrics.jsonl").open()]
     steps = [line["step"] for line in lines if line["kind"] == "step"]
     assert steps == list(range(1, 61)), "stopped and resumed, each step stands there once"
+
+
+def test_the_how_to_about_tags_runs_as_written(tmp_path: Path) -> None:
+    """From weights that are hardly trained: what is shown holds for any."""
+    make_miniature(tmp_path).base.rename(tmp_path / "weights")
+    shutil.copytree(ROOT / "demo" / "names", tmp_path / "names")
+    actions = list(actions_of((DOCS / "how-to-tag.md").read_text()))
+    assert len(actions) == 5
+    for action in actions:
+        assert_shows(action, perform(action, tmp_path))
+    assert {path.name for path in (tmp_path / "predictions").iterdir()} == {"dev.conll", "dev.jsonl"}
 
 
 def test_a_shown_line_is_compared_by_its_words() -> None:

@@ -50,6 +50,7 @@ VARIANTS: list[dict[str, object]] = [
     {"model__head": "multilabel", "model__num_labels": 5},
     {"model__head": "regress"},
     {"model__head": "span"},
+    {"model__head": "tag", "model__num_labels": 7},
 ]
 
 
@@ -193,7 +194,7 @@ def test_graphs_repeat_what_was_run_eagerly(shards: Shards, precision: str, opti
     assert all(not captured.graphs for captured in eager.engine._captured.values())
 
 
-@pytest.mark.parametrize("head", ["classify", "multilabel", "regress", "span"])
+@pytest.mark.parametrize("head", ["classify", "multilabel", "regress", "span", "tag"])
 @pytest.mark.parametrize("precision", PRECISIONS)
 def test_graphs_repeat_heads_to_fine_tune(shards: Shards, precision: str, head: str) -> None:
     """Dropout of the head included, which is drawn anew in each step."""

@@ -84,7 +84,7 @@ def tiny_model(**overrides: object) -> Bert:
     return Bert(helpers.tiny_settings(**overrides).model)
 
 
-@pytest.mark.parametrize("head", ["pretrain", "classify", "multilabel", "regress", "span"])
+@pytest.mark.parametrize("head", ["pretrain", "classify", "multilabel", "regress", "span", "tag"])
 @pytest.mark.parametrize("nsp", [True, False])
 def test_the_kernels_implement_the_model(head: str, nsp: bool) -> None:
     task = "" if head == "pretrain" else "glue/mnli"

@@ -279,9 +279,11 @@ def test_submissions_of_mnli_and_predictions_with_answers(tmp_path: Path) -> Non
 
 
 def test_what_does_not_fit_is_said(tmp_path: Path) -> None:
-    for name in ("ner", "token_classification"):
-        with refused("unknown-task", name, "weights export", "Transformers"):
+    for name in ("ner", "token_classification", "pos"):
+        with refused("unknown-task", name, "finetune tag"):
             resolve_task(name)
+    with refused("unknown-task", "multiple_choice", "weights export", "Transformers"):
+        resolve_task("multiple_choice")
     with refused("unknown-task", "'glu/mnly'", *task_names()):
         resolve_task("glu/mnly")
     with refused("unknown-task", "'glue/mnl'", "did you mean 'glue/mnli'?"):

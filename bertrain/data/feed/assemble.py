@@ -71,9 +71,11 @@ def assemble_batch(
 
 def placeholder_block(lengths: Ints, predictions: Ints, token: int, settings: Settings) -> Block:
     """Masked examples of these sizes that repeat one token, for a step that only measures time or memory."""
+    model = settings.model
+    label = 0 if model.head == "tag" else token  # a class, or a word
     positions = flat_ranges(np.zeros_like(predictions), predictions)
-    model, answers, weights = settings.model, None, None
-    if model.head != "pretrain":
+    answers, weights = None, None
+    if model.head not in ("pretrain", "tag"):
         columns = {"span": 2, "multilabel": model.num_labels}.get(model.head, 1)
         dtype = np.float32 if model.head in ("regress", "multilabel") else np.int64
         answers = np.zeros((len(lengths), columns), dtype=dtype)
@@ -83,7 +85,7 @@ def placeholder_block(lengths: Ints, predictions: Ints, token: int, settings: Se
         lengths=lengths,
         segment_b=lengths // 2,
         is_random=np.zeros_like(lengths),
-        masks=Masks(predictions, positions, np.full_like(positions, token)),
+        masks=Masks(predictions, positions, np.full_like(positions, label)),
         answers=answers,
         answer_weights=weights,
     )

@@ -58,7 +58,8 @@ def multiply_adds(model: ModelSettings, tokens: Ints, attention: Ints, predictio
     """
     width = model.hidden_size
     layer = tokens * width * (4 * width + 2 * model.intermediate_size) + attention * 2 * width
-    return model.num_layers * layer + predictions * width * (width + model.padded_vocab_size)
+    outputs = width + model.padded_vocab_size if model.head == "pretrain" else model.num_labels
+    return model.num_layers * layer + predictions * width * outputs
 
 
 def mean_idle_share(ahead: Sequence[Balance]) -> float:

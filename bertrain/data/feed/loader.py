@@ -253,7 +253,7 @@ def capacity_for_static_masks(
     np.maximum.at(most, lengths, predictions)
     excess = float((most - share * np.arange(len(most))).max())
     needed = int(share * capacity.tokens + excess * capacity.sequences) + 1
-    return min(needed, capacity.sequences * max(1, int(predictions.max())))
+    return min(needed, capacity.sequences * max(1, int(predictions.max())), capacity.tokens)
 
 
 def check_data(data: DataSource, settings: Settings) -> None:

@@ -23,11 +23,14 @@ EXAMPLES_AT_ONCE = 4096  # gathered together: the indices of their tokens take s
 
 @dataclass(frozen=True)
 class Masks:
-    """Static masks: the predictions of some examples, one example after another."""
+    """Static masks: the predictions of some examples, one example after another.
+
+    The task `tag` predicts at positions too: there nothing is masked, and labels are the classes of words.
+    """
 
     counts: Ints  # predictions of each example
     positions: Values  # of each prediction in its example, ascending
-    labels: Values  # the original tokens at these positions
+    labels: Values  # the original tokens at these positions, or the classes of the words that begin there
 
     @cached_property
     def offsets(self) -> Ints:

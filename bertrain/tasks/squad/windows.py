@@ -19,6 +19,7 @@ from bertrain.data.formats.masking import Ints
 from bertrain.data.text.tokenizer import build_pipeline
 from bertrain.data.text.vocabulary import Vocabulary
 from bertrain.tasks.squad.files import Collection
+from bertrain.tasks.windows import WindowRanges, cut_windows, has_most_context
 
 CHUNK_TEXTS = 1000  # tokenized together: the tokenizer's objects take a few hundred bytes per token
 SPECIAL_TOKENS = 3  # [CLS] and two [SEP]
@@ -51,22 +52,12 @@ class Windows:
 
     @cached_property
     def has_most_context(self) -> np.ndarray:
-        """Whether each token of the Block is a paragraph token in the window that gives it the most context.
-
-        That is the window with the most tokens on the shorter side; then the longest window; then the first.
-        """
+        """Whether each token of the Block is a paragraph token in the window that gives it the most context."""
         positions = flat_ranges(self.block.segment_b.astype(np.int64) + self.block.offsets[:-1], self.counts)
-        window = np.repeat(np.arange(len(self.counts)), self.counts)
-        left = flat_ranges(np.zeros_like(self.counts), self.counts)
-        score = np.minimum(left, self.counts[window] - 1 - left) + 0.01 * self.counts[window]
         lengths = np.zeros(self.question.max(initial=-1) + 1, np.int64)
         lengths[self.question] = self.paragraphs.counts[self.context]
-        # The same for the same token of a question's paragraph in all its windows.
-        token = offsets_of(lengths)[self.question[window]] + self.first[window] + left
-        order = np.lexsort((-score, token))  # stable: of equal scores, the first window comes first
-        is_best = np.diff(token[order], prepend=-1) > 0
         has_most = np.zeros(len(self.block.tokens), bool)
-        has_most[positions[order[is_best]]] = True
+        has_most[positions] = has_most_context(WindowRanges(self.question, self.first, self.counts), lengths)
         return has_most
 
 
@@ -110,11 +101,7 @@ def make_windows(
     max_counts = settings.data.max_seq_length - SPECIAL_TOKENS - query_lengths
     paragraph_lengths = paragraphs.counts[context_of]
     stride = np.minimum(max_counts, settings.task.doc_stride)
-    num_windows = 1 + np.maximum(0, -(-(paragraph_lengths - max_counts) // stride))
-
-    question = np.repeat(np.arange(len(num_windows)), num_windows)
-    first = flat_ranges(np.zeros_like(num_windows), num_windows) * stride[question]
-    counts = np.minimum(max_counts[question], paragraph_lengths[question] - first)
+    question, first, counts = cut_windows(paragraph_lengths, max_counts, stride)
     query_counts, context = query_lengths[question], context_of[question]
     block = join_segments(
         vocabulary.id_of("[CLS]"),
