@@ -28,6 +28,12 @@ FLAGS: dict[Isa, str] = {"amx": "amx_tile", "avx512": "avx512bw", "avx2": "avx2"
 NEWER: dict[Isa, tuple[Isa, ...]] = {"avx2": ("avx512", "amx"), "avx512": ("amx",), "amx": ()}
 ONEDNN_VARIABLES = ("ONEDNN_MAX_CPU_ISA", "DNNL_MAX_CPU_ISA")  # as oneDNN reads them: the first that is set counts
 ONEDNN_NAMES: dict[str, Isa] = {"AVX512_CORE_AMX": "amx", "AVX512": "avx512", "AVX2": "avx2"}  # beginnings of values
+LEFT_OUT = {
+    "AVX512_CORE": ("avx512_bf16", "avx512_fp16"),
+    "AVX512_CORE_VNNI": ("avx512_bf16", "avx512_fp16"),
+    "AVX512_CORE_BF16": ("avx512_fp16",),
+    "AVX512_CORE_AMX": ("amx_fp16",),
+}  # products of 16 bits that these caps of oneDNN leave out, of those that their instruction set has
 ARM_VECTORS = ("sve2", "sve", "asimd")  # newest first; PyTorch uses what is there, without a cap
 
 
@@ -64,8 +70,7 @@ def emulation(precision: str, wish: Wish) -> str:
     if newest is None:  # ARM, whose flag for products of 16 bits is bf16
         return "" if "bf16" in flags else "the CPU has no products of 16 bits (bf16)"
     native = [f"{name}_{precision}" for name in ("avx512", "amx") if name == newest or newest == "amx"]
-    if cap.endswith("AVX512_CORE_AMX"):
-        native = [name for name in native if name != "amx_fp16"]
+    native = [name for name in native if name not in LEFT_OUT.get(cap.partition("=")[2], ())]
     if flags.intersection(native):
         return ""
     limit = f", limited by {cap}" if cap and wish == "auto" and newest != newest_of(flags) else ""

@@ -14,7 +14,7 @@ def model_card(settings: Settings, metrics: Mapping[str, float], text: Mapping[s
     """The card of a pre-trained model, in Markdown with the header that model hubs read."""
     model = settings.model
     header = ["library_name: transformers", "pipeline_tag: fill-mask", "tags: [bert, bertrain]"]
-    header += [f"language: {language}"] if language != "auto" else []
+    header += [f"language: {language}"] if language else []
     names = {
         "mlm_accuracy": "masked words predicted",
         "hidden_accuracy": "of those replaced by [MASK]",

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from textwrap import wrap
 from typing import Literal, get_args
 
 from bertrain.base.errors import UserError
@@ -36,6 +37,8 @@ LONG_RUN_S = 2 * 3600
 NEIGHBOURS = ("tiny", "mini")  # sizes whose short runs would otherwise end before attention has found the neighbors
 EPOCHS_WITHOUT_DROPOUT = 20
 EVALUATIONS = 10
+SAVES = 8  # in a budget: what a kill may cost
+COLUMNS = 100
 FEW_TOKENS = 1.0  # for each parameter: with fewer, little but the frequencies of words is learned
 LENGTHS = ("train.max_steps", "train.epochs")  # settings that replace the budget
 SETTING_OF = {
@@ -99,7 +102,11 @@ class Plan:
     def lines(self) -> list[str]:
         """The choices as a table, each with its reason."""
         names, values = (max(len(getattr(one, field)) for one in self.choices) for field in ("what", "value"))
-        return [f"  {one.what:<{names}}  {one.value:<{values}}  {one.reason}" for one in self.choices]
+        lines: list[str] = []
+        for one in self.choices:
+            start = f"  {one.what:<{names}}  {one.value:<{values}}  "
+            lines += wrap(one.reason, COLUMNS, initial_indent=start, subsequent_indent=" " * len(start))
+        return lines
 
 
 def make_plan(
@@ -147,7 +154,7 @@ def make_plan(
         "train.precision": "auto",
         "evaluate.every_samples": str(max(1, samples // EVALUATIONS)),
         "checkpoint.every_steps": "0",
-        "checkpoint.every_minutes": "5",
+        "checkpoint.every_minutes": f"{min(5.0, max(0.5, seconds / 60 / SAVES)):.3g}",
         "log.every_steps": "20",
     }
     if size in NEIGHBOURS and not init:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -63,7 +64,9 @@ def make_request(given: dict[str, Any]) -> Request:
     paths = [inputs] if isinstance(inputs, str | Path) else list(inputs)
     values["inputs"] = tuple(str(Path(path).resolve()) for path in paths)
     values["init"] = absolute(values["init"])
-    values["overrides"] = tuple(map(tuple, values["overrides"]))
+    overrides = values["overrides"]
+    pairs = overrides.items() if isinstance(overrides, Mapping) else overrides
+    values["overrides"] = tuple((key, str(value)) for key, value in pairs)
     request = Request(**values)
     if not 0 < request.evaluation_share < 1:
         share = f"--eval is {request.evaluation_share:g}"

@@ -1,6 +1,6 @@
 """`bertrain train`: one command from text to a model, by calling the verbs below it in order.
 
-OUT/plan.json     what was asked for and chosen, written before the training
+OUT/plan.json     what was asked for, written first, and what was chosen, written before the training
 OUT/text          `data extract`: the text, a sentence per line, and held-out documents
 OUT/vocab.txt     `data vocab`
 OUT/data          `data prepare`: the examples to train on
@@ -90,7 +90,7 @@ def train(
     encoding: str = "auto",
     document_end: DocumentEnd = "auto",
     on_error: OnError = "stop",
-    overrides: Sequence[tuple[str, str]] = (),
+    overrides: Sequence[tuple[str, str]] | Mapping[str, str] = (),
     nproc: int = 0,
 ) -> Trained:
     """Train a BERT on text of any form, in about `budget` of training time, into the folder `out`.
@@ -141,12 +141,12 @@ def dry_run(inputs: str | Path | Iterable[str | Path], out: str | Path, *, nproc
 
 
 def _kept_plan(request: Request, out: Path) -> Plan | None:
-    """The plan in OUT, if there is one; refuses that of another request."""
+    """The plan in OUT, if there is one; refuses what another request began."""
     path = out / TRAIN_PLAN
     if not path.is_file():
         return None
     try:
-        kept = load_json(path, {"request": {}, "plan": Plan})
+        kept = load_json(path, {"request": {}, "plan": Plan | None})
         begun = check_value(asdict(request) | kept["request"], Request)
     except JsonError as error:
         raise UserError("damaged-file", f"{path} is damaged ({error}); choose another --out") from None
@@ -155,24 +155,29 @@ def _kept_plan(request: Request, out: Path) -> Plan | None:
         cure = f"repeat that, or choose another --out; --init {quote(str(out / 'run'))} begins with its weights"
         was = f"{out} was begun with {begun.describe(name)}, not with {request.describe(name)}"
         raise UserError("other-request", f"{was}; {cure}")
-    plan: Plan = kept["plan"]
+    plan: Plan | None = kept["plan"]
     return plan
+
+
+def _write_plan(request: Request, plan: Plan | None, out: Path) -> None:
+    content = {"request": asdict(request), "plan": None if plan is None else asdict(plan)}
+    write_atomically(out / TRAIN_PLAN, json.dumps(content, indent=1) + "\n")
 
 
 def _plan(request: Request, out: Path, nproc: int) -> Plan:
     """The plan in OUT, or a new one after the text is extracted and counted."""
-    path = out / TRAIN_PLAN
     if kept := _kept_plan(request, out):
-        print(f"{out}: continuing, with the choices in {path}")
+        print(f"{out}: continuing, with the choices in {out / TRAIN_PLAN}")
         return kept
-    counts = _extract(request, out)
+    _write_plan(request, None, out)  # so that no other request takes the text of this one, should it be killed
     try:
-        plan = _choose(counts, request, nproc)
+        plan = _choose(_extract(request, out), request, nproc)
     except UserError:
-        shutil.rmtree(out / "text")  # other options may read the text otherwise
+        shutil.rmtree(out / "text", ignore_errors=True)  # other options may read the text otherwise
+        (out / TRAIN_PLAN).unlink()
         raise
     print("\n".join(["chosen:", *plan.lines()]))
-    write_atomically(path, json.dumps({"request": asdict(request), "plan": asdict(plan)}, indent=1) + "\n")
+    _write_plan(request, plan, out)
     return plan
 
 
@@ -201,7 +206,9 @@ def _choose(counts: Mapping[str, int], request: Request, nproc: int) -> Plan:
 
 def _read_extracted(path: Path) -> dict[str, Any]:
     try:
-        extracted: dict[str, Any] = load_json(path, {"counts": dict[str, Count], "skipped": dict[str, Count]})
+        extracted: dict[str, Any] = load_json(
+            path, {"counts": dict[str, Count], "skipped": dict[str, Count], "survey": {}}
+        )
         return extracted
     except (OSError, JsonError) as error:
         raise UserError("damaged-file", f"{path} is damaged ({error}); remove its folder") from None
@@ -286,7 +293,7 @@ def _pretrain(plan: Plan, request: Request, out: Path, nproc: int) -> None:
 def _finetune(request: Request, out: Path, nproc: int) -> None:
     kind, _, file = request.task.partition("=")
     print(f"task: fine-tuning for {kind} on {file}, beyond the --budget of the pre-training", flush=True)
-    settings = request.settings(of_task=True)
+    settings = {"checkpoint.every_minutes": "1"} | request.settings(of_task=True)
     num_ranks = _num_ranks(Run.open(out / "run").settings, nproc)
     if num_ranks > 1:
         run = ["--run", str(out / "task"), "--init", str(out / "run")]
@@ -354,8 +361,9 @@ def _hand_over(plan: Plan, request: Request, out: Path) -> None:
     if not (out / "model").is_dir():
         export(out / "run", out / "model")
     results = _results(out)
-    text = _read_extracted(out / "text" / EXTRACT_DESCRIPTION)["counts"]
-    write_atomically(out / "model" / "README.md", model_card(settings, results.metrics, text, request.language))
+    text = _read_extracted(out / "text" / EXTRACT_DESCRIPTION)
+    language = text["survey"].get("language", "") if request.language == "auto" else request.language
+    write_atomically(out / "model" / "README.md", model_card(settings, results.metrics, text["counts"], language))
 
 
 def _results(out: Path) -> Trained:

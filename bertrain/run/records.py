@@ -260,21 +260,25 @@ def thresholds_at(path: str | Path, step: int) -> dict[str, float]:
 
 
 def drop_after(path: Path, step: int, num_kept: int = 0) -> list[StepRecord]:
-    """Remove the records after `step`, the end of the run and torn lines from a metrics file.
+    """Remove the records after `step`, the end of the run and a torn last line from a metrics file.
 
     A resumed run then records each step once. Returns the last `num_kept` steps that remain. Lines are copied one by
-    one, unchanged: there may be millions, and a newer version may have written keys that this one does not know.
+    one, unchanged: there may be millions, a newer version may have written keys that this one does not know, and
+    damaged ones are no loss to hide: a report counts them.
     """
     if not path.is_file():
         return []
     steps: deque[str] = deque(maxlen=num_kept)
     with open(path, encoding="utf-8", errors="replace") as lines, replacing(path) as kept:
         for line in lines:
+            if not line.endswith("\n"):
+                continue
             try:
                 content = parse_json(line, {"kind": str, "step": Count})
             except JsonError:
+                kept.write(line)
                 continue
-            if not line.endswith("\n") or content["step"] > step or content["kind"] == EndRecord.kind:
+            if content["step"] > step or content["kind"] == EndRecord.kind:
                 continue
             kept.write(line)
             if content["kind"] == StepRecord.kind:

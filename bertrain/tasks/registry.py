@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from bertrain.base.errors import UserError, nearest
-from bertrain.base.extras import is_installed, missing_package
+from bertrain.base.extras import import_extra
 from bertrain.config.settings import Settings
 from bertrain.data.text.vocabulary import Vocabulary
 from bertrain.tasks import glue
@@ -72,8 +72,10 @@ def open_task(
         return SquadTask.open(settings, folder, vocabulary)
     if name == "tag":
         return TagTask(settings, folder, vocabulary, saved)
-    if saved is None and not is_installed("sklearn"):  # a run whose metrics cannot be computed does not start
-        raise missing_package("sklearn")
+    if saved is None:
+        # A run whose metrics cannot be computed does not start. Under a limit of memory, the libraries may hang when
+        # they load: so they load now, not in the evaluation after hours of training.
+        import_extra("sklearn.metrics")
     if name == "xnli":
         return XnliTask(settings, folder, vocabulary)
     if name == "classify":

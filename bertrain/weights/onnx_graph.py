@@ -193,6 +193,11 @@ def _add_sequence_classifier(graph: Graph, hidden: str) -> None:
     graph.output("logits", graph.dense(_pool(graph, hidden), "classifier"), "batch", width)
 
 
+def _add_tag_head(graph: Graph, hidden: str) -> None:
+    width = len(graph.tensors["classifier.bias"])
+    graph.output("logits", graph.dense(hidden, "classifier"), "batch", "sequence", width)
+
+
 def _add_span_head(graph: Graph, hidden: str) -> None:
     scope = "qa_outputs"
     ends = graph.add("Split", graph.dense(hidden, scope), scope=scope, count=2, axis=-1)
@@ -203,7 +208,9 @@ def _add_span_head(graph: Graph, hidden: str) -> None:
 HEADS: dict[str, Callable[[Graph, str], None]] = {
     "pretrain": _add_pretraining_heads,
     "classify": _add_sequence_classifier,
+    "multilabel": _add_sequence_classifier,
     "regress": _add_sequence_classifier,
     "span": _add_span_head,
+    "tag": _add_tag_head,
 }
 """What adds each `model.head` to the encoder. The outputs' names and shapes are all that the check needs to know."""

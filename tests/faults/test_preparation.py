@@ -358,7 +358,12 @@ def test_a_folder_with_held_out_text_and_checksums(
         (folder / name).write_text("d41d8cd98f00b204e9800998ecf8427e  part-00000-of-00001\n")
     with helpers.refused("held-out-input", folder / "eval.txt"):
         prepare(**arguments | {"inputs": folder})  # type: ignore[arg-type]
-    (folder / "eval.txt").unlink()
+    with helpers.refused("not-text", "checksums"):
+        prepare(**arguments | {"inputs": sorted(folder.iterdir())})  # type: ignore[arg-type]  # as the shell's *
+    (folder / "eval.txt").rename(folder / "EVAL.txt")
+    with helpers.refused("held-out-input", folder / "EVAL.txt"):
+        prepare(**arguments | {"inputs": [folder / "EVAL.txt", folder / "part-00000-of-00001"]})  # type: ignore[arg-type]
+    (folder / "EVAL.txt").unlink()
     manifest = prepare(**arguments | {"inputs": folder})  # type: ignore[arg-type]
     assert manifest["preparation"]["text"]["documents"] == 8
     assert "3 checksum files" in capsys.readouterr().err

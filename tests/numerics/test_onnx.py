@@ -30,8 +30,10 @@ transformers = pytest.importorskip("transformers")
 CLASSES = {
     "pretrain": "BertForPreTraining",
     "classify": "BertForSequenceClassification",
+    "multilabel": "BertForSequenceClassification",
     "regress": "BertForSequenceClassification",
     "span": "BertForQuestionAnswering",
+    "tag": "BertForTokenClassification",
     "encoder": "BertModel",
     "encoder without pooler": "BertModel",
 }

@@ -76,6 +76,16 @@ def test_torn_lines_are_left_out(tmp_path: Path) -> None:
     assert [record.step for record in read_records(path)] == [1]
 
 
+def test_a_resumed_run_keeps_damaged_lines_and_drops_a_torn_end(tmp_path: Path) -> None:
+    """A flipped bit in a record must not take the record away: a report counts the line as unreadable."""
+    path = tmp_path / "metrics.jsonl"
+    lines = [json.dumps(to_dict(StepRecord(number))) + "\n" for number in range(1, 6)]
+    damaged = lines[1].replace('"step": 2', '"step"; 2')
+    path.write_text("".join([lines[0], damaged, *lines[2:]]) + lines[0][:9])
+    assert [record.step for record in records.drop_after(path, 4, num_kept=2)] == [3, 4]
+    assert path.read_text() == lines[0] + damaged + lines[2] + lines[3]
+
+
 def test_the_last_record_is_found_however_far_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(records.tails, "__defaults__", (100, math.inf))
     lines: list[Record] = [EvaluationRecord(1), *(StepRecord(number) for number in range(1, 50))]

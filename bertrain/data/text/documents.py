@@ -9,7 +9,7 @@ from __future__ import annotations
 import codecs
 import re
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from itertools import groupby
 from pathlib import Path
 from typing import BinaryIO, NamedTuple
@@ -49,7 +49,12 @@ def find_inputs(inputs: str | Path | Iterable[str | Path]) -> list[Path]:
     Of a folder that the library `datasets` saved, these are the Arrow files, and of several splits those of `train`.
     """
     files: list[Path] = []
-    for entry in map(Path, [inputs] if isinstance(inputs, str | Path) else inputs):
+    entries = [Path(entry) for entry in ([inputs] if isinstance(inputs, str | Path) else inputs)]
+    named = [entry for entry in entries if entry.is_file()]
+    if len(named) > 1 and (sums := [path for path in named if CHECKSUMS.search(path.name)]):
+        raise UserError("not-text", f"{sums[0]} holds checksums, by its name; name the other files")
+    _refuse_held_out(named, "name the other files")
+    for entry in entries:
         if entry.is_dir():
             inside = sorted(path for path in entry.rglob("*") if path.is_file() and not path.name.startswith("."))
             if sums := [path for path in inside if CHECKSUMS.search(path.name)]:
@@ -61,10 +66,7 @@ def find_inputs(inputs: str | Path | Iterable[str | Path]) -> list[Path]:
             if extracted:
                 train = extracted / EXTRACT_TRAINING
                 raise UserError("held-out-input", f"{extracted} (`data extract`) may have held-out text; give {train}")
-            held_out = [path for path in inside if path.stem in HELD_OUT]
-            if held_out and len(held_out) < len(inside):
-                cure = f"name the other files, such as {entry / '*-of-*'}, or move it elsewhere"
-                raise UserError("held-out-input", f"{held_out[0]} is held-out text, by its name; {cure}")
+            _refuse_held_out(inside, f"name the other files, such as {entry / '*-of-*'}, or move it elsewhere")
             for folder in [path.parent for path in inside if path.name == "dataset_dict.json"]:
                 splits = sorted({path.relative_to(folder).parts[0] for path in inside if path.parent.parent == folder})
                 if "train" not in splits:
@@ -78,6 +80,13 @@ def find_inputs(inputs: str | Path | Iterable[str | Path]) -> list[Path]:
         else:
             raise UserError("missing-input", f"no input file or folder at {entry}")
     return files
+
+
+def _refuse_held_out(files: Sequence[Path], cure: str) -> None:
+    """Refuse a file that is held-out text by its name, among others that are not."""
+    held_out = [path for path in files if path.stem.lower() in HELD_OUT]
+    if held_out and len(held_out) < len(files):
+        raise UserError("held-out-input", f"{held_out[0]} is held-out text, by its name; {cure}")
 
 
 def check_readable(path: Path, *, as_reference: bool = False) -> None:
