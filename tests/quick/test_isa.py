@@ -57,7 +57,6 @@ SAPPHIRE_RAPIDS = "avx2 avx512bw avx512_bf16 avx512_fp16 amx_tile amx_bf16"
         (f"{SAPPHIRE_RAPIDS} amx_fp16".replace("avx512_fp16 ", ""), "AVX512_CORE_AMX", "amx", "fp16", "avx512_fp16"),
         (SAPPHIRE_RAPIDS, "AVX512_CORE", "avx512", "bf16 fp16", "DNNL_MAX_CPU_ISA=AVX512_CORE"),
         (SAPPHIRE_RAPIDS, "AVX512_CORE_BF16", "avx512", "fp16", "DNNL_MAX_CPU_ISA=AVX512_CORE_BF16"),
-        (SAPPHIRE_RAPIDS, "AVX512_CORE_FP16", "avx512", "", ""),
         ("avx2 avx512bw", "AVX512_CORE_AMX", "avx512", "bf16 fp16", "avx512_"),
         ("avx2", "nonsense", "avx2", "bf16 fp16", "avx2 has no"),
         ("asimd asimdhp", "AVX2", None, "bf16 fp16", "bf16"),
