@@ -1,0 +1,200 @@
+"""Predict every published MLPerf result of BERT with the model of `bertrain plan`, and score the predictions.
+
+    python benchmarks/plan.py [--output benchmarks/results/plan.json]
+
+published.csv has the results with their sources. The model is calibrated on one single-node result of each GPU family,
+marked there: one factor on the time of all computation. Links are as stated by their makers, 80 % of them reached.
+Nothing is fitted to results of several nodes. The score counts those alone. "sequences/s" is samples over the whole
+run, evaluations and start-up included, as the logs have it; "minutes" adds MLPerf's convergence points.
+"""
+
+from __future__ import annotations
+
+import argparse
+import csv
+import itertools
+import json
+import statistics
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from bertrain.config.resolve import resolve
+from bertrain.config.settings import Settings
+from bertrain.planning.convergence import POINTS, evaluation_interval, samples_to_target
+from bertrain.planning.devices import Gpu, Network, find_gpu, find_network
+from bertrain.planning.plan import EVALUATED, START_UP_S, evaluation_seconds
+from bertrain.planning.step_time import Cluster, Design, Load, StepTime, step_time
+
+HERE = Path(__file__).parent
+JITTER = 0.01
+LOWEST_DIFFERENCE = 0.15  # between two results whose order is scored
+LONGEST = 512
+LENGTHS = np.array(
+    [(int(row["length"]), int(row["sequences"])) for row in csv.DictReader(open(HERE / "wikipedia-512.csv"))]
+)
+
+
+def draw_lengths(count: int, seed: int = 0) -> Any:
+    chances = LENGTHS[:, 1] / LENGTHS[:, 1].sum()
+    return np.random.default_rng(seed).choice(LENGTHS[:, 0], count, p=chances).astype(float)
+
+
+def load_of(row: dict[str, str], settings: Settings) -> Load:
+    """What each GPU computes in a step, as the published code deals it.
+
+    Packed: whole rows of 512 tokens with two sequences each on average. Unpadded: sorted by length and dealt in snake
+    order over all GPUs (exchange_padding). Samsung: the same within machines of 8. Padded: rows of 512.
+    """
+    batch, count = int(row["batch"]), int(row["count"])
+    lengths = draw_lengths(batch)
+    group = 8 if row["layout"] == "samsung" else count
+    parts = [np.sort(part)[::-1] for part in np.array_split(lengths, count // group)]
+    tokens, pairs = np.zeros(count), np.zeros(count)
+    for number, part in enumerate(parts):
+        turn, place = np.divmod(np.arange(len(part)), group)
+        owner = number * group + np.where(turn % 2, group - 1 - place, place)
+        np.add.at(tokens, owner, part)
+        np.add.at(pairs, owner, part**2)
+    if row["layout"] == "packed":
+        tokens[:], pairs[:] = LONGEST * batch / 2 / count, pairs.mean()
+    elif row["layout"] == "padded":
+        tokens[:], pairs[:] = LONGEST * batch / count, LONGEST**2 * batch / count
+    sequences = np.full(count, batch / count)
+    return Load(np.ones(count), tokens, pairs, settings.data.mask_probability * tokens, sequences)
+
+
+def device_of(row: dict[str, str]) -> tuple[Gpu, Network]:
+    """GPU and network of a row. Two devices are no GPUs and not in the table: their makers' figures, for one rank."""
+    if row["gpu"] == "xeon":  # a quarter of two Xeon 8480+; 100 Gb/s Ethernet for each machine
+        gpu = replace(find_gpu("a100"), name="xeon", products={"bf16": 0.79 * 100e12}, memory=0.8 * 150e9, link=20e9)
+        return gpu, Network("xeon", 20e9, 5e-6, 12.5e9, 30e-6)
+    if row["gpu"] == "tpu-v4":  # 275 TFLOP/s, 1,228 GB/s, a torus of six links of 50 GB/s
+        gpu = replace(find_gpu("a100"), name="tpu-v4", products={"bf16": 0.79 * 275e12}, memory=0.8 * 1228e9)
+        return gpu, Network("tpu", 300e9, 1e-6, 300e9, 1e-6)
+    gpu = find_gpu(row["gpu"])
+    return gpu, find_network(row["network"], gpu, int(row["per_node"]))
+
+
+def predict(row: dict[str, str], base: Settings, slowdown: float) -> dict[str, Any]:
+    """Step time, sequences/s of the whole run, and minutes to the target."""
+    settings = replace(base, train=replace(base.train, precision=row["precision"]))
+    gpu, network = device_of(row)
+    gpu = replace(gpu, slowdown=slowdown)
+    cluster = Cluster(gpu, network, int(row["count"]), int(row["per_node"]))
+    is_ddp = row["layout"] in ("samsung", "padded")
+    design = Design(
+        gradient_bytes=2,
+        buckets=int(row["buckets"]),
+        overlaps=row["overlaps"] == "yes",
+        sharded="no" if is_ddp else "node",
+        weight_bytes=2,
+        is_fused=False,
+    )
+    step: StepTime = step_time(settings, [load_of(row, settings)], cluster, design, jitter=JITTER)
+    batch = int(row["batch"])
+    samples = samples_to_target(min(batch, max(POINTS)))
+    evaluations = samples / evaluation_interval(batch)
+    length = LONGEST if row["layout"] in ("packed", "padded") else LONGEST / 2
+    each = evaluation_seconds(settings, cluster, design, EVALUATED, length=length, at_once=16)
+    seconds = START_UP_S + samples / batch * step.seconds + evaluations * each
+    return {
+        "step_ms": 1e3 * step.seconds,
+        "parts_ms": {name: round(1e3 * value, 3) for name, value in step.parts.items()},
+        "evaluation_s": each,
+        "samples": samples,
+        "sequences_per_s": samples / seconds,
+        "minutes": seconds / 60,
+    }
+
+
+def calibrate(row: dict[str, str], base: Settings) -> float:
+    """The slowdown at which the predicted sequences/s are the published ones."""
+    low, high = 0.2, 20.0
+    for _ in range(40):
+        middle = (low * high) ** 0.5
+        is_too_fast = predict(row, base, middle)["sequences_per_s"] > float(row["sequences_per_s"])
+        low, high = (middle, high) if is_too_fast else (low, middle)
+    return (low * high) ** 0.5
+
+
+def error_of(row: dict[str, str], predicted: dict[str, Any], name: str) -> float | None:
+    return predicted[name] / float(row[name]) - 1 if row[name] else None
+
+
+def score(rows: list[dict[str, Any]], name: str) -> dict[str, Any]:
+    """Errors and order of the rows of several nodes that publish `name`."""
+    scored = [row for row in rows if row["role"] == "scored" and row[f"{name}_error"] is not None]
+    errors = sorted(abs(row[f"{name}_error"]) for row in scored)
+    pairs = right = 0
+    for one, other in itertools.combinations(scored, 2):
+        published = one[f"published_{name}"] / other[f"published_{name}"]
+        if max(published, 1 / published) > 1 + LOWEST_DIFFERENCE:
+            pairs += 1
+            right += (published > 1) == (one[name] > other[name])
+    return {
+        "rows": len(scored),
+        "median_error": statistics.median(errors),
+        "within_10_percent": sum(error <= 0.1 for error in errors) / len(errors),
+        "within_20_percent": sum(error <= 0.2 for error in errors) / len(errors),
+        "pairs": pairs,
+        "pairs_in_order": right / pairs,
+    }
+
+
+def table(rows: list[dict[str, Any]]) -> str:
+    """The rows as Markdown."""
+    lines = [
+        "| result | GPUs | batch | role | sequences/s: published | predicted | error | minutes: published | predicted | error |",
+        "|---|---|---:|---|---:|---:|---:|---:|---:|---:|",
+    ]
+
+    def number(value: float | None, form: str) -> str:
+        return "-" if value is None else format(value, form)
+
+    for row in rows:
+        lines.append(
+            f"| {row['round']} {row['system']} | {row['count']:,} {row['gpu']} | {row['batch']:,} | {row['role']} "
+            f"| {number(row['published_sequences_per_s'], ',.0f')} | {row['sequences_per_s']:,.0f} "
+            f"| {number(row['sequences_per_s_error'], '+.1%')} | {number(row['published_minutes'], '.3f')} "
+            f"| {row['minutes']:.3f} | {number(row['minutes_error'], '+.1%')} |"
+        )
+    return "\n".join(lines)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--output", type=Path, help="write the predictions as JSON here")
+    arguments = parser.parse_args()
+    base = resolve("mlperf-nvidia-1x8x48-packed", [])
+    with open(HERE / "published.csv") as file:
+        published = list(csv.DictReader(file))
+    slowdowns = {row["gpu"]: calibrate(row, base) for row in published if row["role"] == "calibration"}
+    rows = []
+    for row in published:
+        predicted = predict(row, base, slowdowns.get(row["gpu"], slowdowns["a100"]))
+        rows.append(
+            {
+                **{name: row[name] for name in ("round", "system", "gpu", "role", "source")},
+                "count": int(row["count"]),
+                "batch": int(row["batch"]),
+                **{
+                    f"published_{name}": float(row[name]) if row[name] else None
+                    for name in ("sequences_per_s", "minutes")
+                },
+                **{f"{name}_error": error_of(row, predicted, name) for name in ("sequences_per_s", "minutes")},
+                **predicted,
+            }
+        )
+    scores = {name: score(rows, name) for name in ("sequences_per_s", "minutes")}
+    print(table(rows))
+    print(json.dumps({"slowdown": slowdowns, "score": scores}, indent=1))
+    if arguments.output:
+        found = {"slowdown": slowdowns, "score": scores, "rows": rows}
+        arguments.output.write_text(json.dumps(found, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()
