@@ -12,6 +12,7 @@ from typing import Any
 
 from bertrain.base.errors import UserError
 
+TILE_OPERATIONS = 2 * 128 * 128 * 1024  # of a usual tile of a matrix product
 LINK_SHARE = 0.8  # of a link's stated bandwidth, that NCCL's large collectives reach
 
 
@@ -29,12 +30,20 @@ class Gpu:
     exposed_bytes: float
     """Share of a product's bytes that its operations do not hide."""
     launch_s: float
-    """Seconds of a kernel whatever its size."""
+    """Seconds between two kernels."""
+    fill_s: float
+    """Seconds of a kernel to fill and drain the device."""
+    processors: int
+    """Parts that compute tiles of a product, one each."""
     link: float
     """Stated bytes per second to other devices of the machine, in one direction."""
     memory_bytes: int
     slowdown: float = 1.0
     """Factor on the time of all computation, by which a measurement differs from these rates."""
+
+    def half_wave_s(self, precision: str) -> float:
+        """Seconds in which half the device waits for the last tiles of a product."""
+        return self.processors * TILE_OPERATIONS / 2 / self.rate(precision)
 
     def rate(self, precision: str) -> float:
         if precision in self.products:
@@ -82,6 +91,8 @@ def find_gpu(name: str) -> Gpu:
         memory=achieved["memory"] * 1e9 * entry["bandwidth"],
         exposed_bytes=achieved["exposed_bytes"],
         launch_s=1e-6 * achieved["launch_us"],
+        fill_s=1e-6 * achieved["fill_us"],
+        processors=entry["processors"],
         link=1e9 * entry["link"],
         memory_bytes=int(entry["memory"] * (1 << 30)),
     )
@@ -151,5 +162,6 @@ def with_ceilings(gpu: Gpu, precision: str, operations_per_s: float, bytes_per_s
 def unknown_device(operations_per_s: float, bytes_per_s: float, precision: str) -> Gpu:
     """A device that only a profile describes, such as a CPU."""
     like = find_gpu("h200")
-    gpu = replace(like, name="profiled device", products={precision: like.products["bf16"]}, memory_bytes=1 << 62)
+    gpu = replace(like, name="profiled device", products={precision: like.products["bf16"]})
+    gpu = replace(gpu, memory_bytes=1 << 62, processors=0)
     return with_ceilings(gpu, precision, operations_per_s, bytes_per_s)

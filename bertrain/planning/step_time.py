@@ -3,8 +3,9 @@
 Assumptions:
 - A bin's time is linear in its tokens, pairs of tokens, predictions and sequences. Products take their operations at
   the rate of one large product and 40 % of their bytes on top; attention its operations and its bytes; LayerNorm, GELU
-  and the optimizer their bytes. Every kernel takes 5.1 us more (launch, filling and draining the GPU). The shares are
-  measured on an H200 and taken for all GPUs; a measured step of the same GPU scales all of them by one factor.
+  and the optimizer their bytes. Every kernel takes 5.1 us more (launch, filling and draining the GPU), a product half a
+  wave of its tiles. The shares are measured on an H200 and taken for all GPUs; a measured step of the same GPU scales
+  all of them by one factor.
 - A backward pass takes twice as long as a forward pass, and completes gradients at an even rate. Buckets are exchanged
   one after another while it runs, without slowing it. Clipping of each rank's own gradient waits for its end.
 - NCCL reaches 80 % of a link's stated bandwidth, and takes the fastest of ring, tree and hierarchy. Links are shared
@@ -32,6 +33,7 @@ from bertrain.planning.devices import Gpu, Network
 Floats = npt.NDArray[np.float64]
 FORWARD = 1 / 3  # of the time of a bin
 LAUNCHES = 40, 15, 30  # kernels of a layer and of the rest of a bin, both ways; and of an update
+LAYER_PRODUCTS = 12  # of them: four matrices, forward and two gradients
 COMPILED = 1.4  # times the fused engine's time, without its kernels: benchmarks/results/gpu_portable.json
 KINDS = "products", "attention", "memory", "launches"
 PRODUCTS = (QKV, ATTENTION_OUT, FEED_FORWARD, HEADS)
@@ -70,6 +72,8 @@ class Design:
     """Of a parameter that is gathered after a sharded update."""
     is_fused: bool = True
     """Whether the last layer is computed only for the rows that the heads read."""
+    launches: float = 1.0
+    """Kernels of a bin, as a multiple of bertrain's."""
 
     @staticmethod
     def of(settings: Settings) -> Design:
@@ -129,10 +133,10 @@ def has_kernels(settings: Settings) -> bool:
     return settings.train.precision in ("bf16", "fp8")
 
 
-def _seconds_of(settings: Settings, size: _Size, gpu: Gpu, *, is_fused: bool) -> Floats:
+def _seconds_of(settings: Settings, size: _Size, gpu: Gpu, design: Design) -> Floats:
     """Seconds of one bin of this size: products, attention, memory-bound kernels, launches."""
     precision, model = settings.train.precision, settings.model
-    costs = costs_of(settings, size, is_fused=is_fused)
+    costs = costs_of(settings, size, is_fused=design.is_fused)
     wide = "bf16" if precision == "fp8" else precision
     products = 0.0
     for part in PRODUCTS:
@@ -145,16 +149,18 @@ def _seconds_of(settings: Settings, size: _Size, gpu: Gpu, *, is_fused: bool) ->
     if precision == "fp8":  # 8-bit copies, as they lie and transposed, of what products read
         copied = model.num_layers * (16 * model.hidden_size + 4 * model.intermediate_size)
         memory += size.tokens * copied / gpu.memory
-    launches = (LAUNCHES[0] * model.num_layers + LAUNCHES[1]) * gpu.launch_s
+    number = design.launches * (LAUNCHES[0] * model.num_layers + LAUNCHES[1])
+    tails = LAYER_PRODUCTS * model.num_layers * (gpu.half_wave_s(precision) - gpu.fill_s)
+    launches = number * (gpu.launch_s + gpu.fill_s) + tails
     return np.array([products, attention, memory, launches])
 
 
 def compute_seconds(settings: Settings, load: Load, gpu: Gpu, design: Design) -> Floats:
     """Seconds of each rank's bins, one row for each rank: products, attention, memory-bound kernels, launches."""
-    empty = _seconds_of(settings, _Size(), gpu, is_fused=design.is_fused)
+    empty = _seconds_of(settings, _Size(), gpu, design)
 
     def each(size: _Size) -> Floats:
-        return _seconds_of(settings, size, gpu, is_fused=design.is_fused) - empty
+        return _seconds_of(settings, size, gpu, design) - empty
 
     units = [each(_Size(**{name: 1e6})) / 1e6 for name in ("tokens", "pairs", "predictions", "sequences")]
     sizes = (load.tokens, load.pairs, load.predictions, load.sequences)
@@ -169,7 +175,7 @@ def optimizer_seconds(settings: Settings, cluster: Cluster, design: Design) -> f
     share = {"no": 1, "node": cluster.group.per_node, "all": cluster.count}[design.sharded]
     wide = settings.train.precision if settings.train.precision in NARROW else "fp32"
     work = operations / cluster.gpu.rate("bf16" if wide == "fp8" else wide) + moved / cluster.gpu.memory
-    return work / share + LAUNCHES[2] * cluster.gpu.launch_s
+    return work / share + LAUNCHES[2] * (cluster.gpu.launch_s + cluster.gpu.fill_s)
 
 
 def exchange_seconds(parameters: int, cluster: Cluster, design: Design, backward_s: float) -> float:
@@ -184,7 +190,7 @@ def exchange_seconds(parameters: int, cluster: Cluster, design: Design, backward
         each = all_reduce(bucket, group)
     ready = [backward_s * (number + 1) / design.buckets if design.overlaps else backward_s
              for number in range(design.buckets)]  # fmt: skip
-    exposed = finish_exchange(ready, each) - backward_s
+    exposed = finish_exchange(ready, each) - backward_s + all_reduce(0, group)  # of the norm and the sums of the loss
     holders = {"no": None, "node": group.machine, "all": group}[design.sharded]
     return exposed + (gather(design.weight_bytes * parameters, holders) if holders is not None else 0.0)
 
