@@ -26,7 +26,18 @@ import numpy.typing as npt
 from bertrain.config.model_size import count_parameters
 from bertrain.config.settings import Settings
 from bertrain.planning.collectives import Group, all_reduce, finish_exchange, gather
-from bertrain.planning.costs import ATTENTION, ATTENTION_OUT, FEED_FORWARD, HEADS, NARROW, OPTIMIZER, QKV
+from bertrain.planning.costs import (
+    ATTENTION,
+    ATTENTION_OUT,
+    EMBEDDINGS,
+    FEED_FORWARD,
+    GELU,
+    HEADS,
+    NARROW,
+    NORM,
+    OPTIMIZER,
+    QKV,
+)
 from bertrain.planning.costs import required_costs as costs_of
 from bertrain.planning.devices import Gpu, Network
 
@@ -34,6 +45,8 @@ Floats = npt.NDArray[np.float64]
 FORWARD = 1 / 3  # of the time of a bin
 LAUNCHES = 40, 15, 30  # kernels of a layer and of the rest of a bin, both ways; and of an update
 LAYER_PRODUCTS = 12  # of them: four matrices, forward and two gradients
+NARROWEST_HEAD = 64  # attention is bound by instructions for each score: narrower heads save nothing
+SCATTERED = 10  # times the time of their bytes, that embeddings take: their gradients go to scattered rows
 COMPILED = 1.4  # times the fused engine's time, without its kernels: benchmarks/results/gpu_portable.json
 KINDS = "products", "attention", "memory", "launches"
 PRODUCTS = (QKV, ATTENTION_OUT, FEED_FORWARD, HEADS)
@@ -142,10 +155,11 @@ def _seconds_of(settings: Settings, size: _Size, gpu: Gpu, design: Design) -> Fl
     for part in PRODUCTS:
         operations, moved = costs[part]
         rate = gpu.rate(wide if part == HEADS else precision)
-        products += operations / rate + gpu.exposed_bytes * moved / gpu.memory
+        products += operations / rate + (1.0 if part == HEADS else gpu.exposed_bytes) * moved / gpu.memory
     operations, moved = costs[ATTENTION]
+    operations *= max(1.0, NARROWEST_HEAD * model.num_heads / model.hidden_size)
     attention = operations / (gpu.attention_share * gpu.rate(wide)) + moved / gpu.memory
-    memory = sum(cost[1] for part, cost in costs.items() if part not in (*PRODUCTS, ATTENTION, OPTIMIZER)) / gpu.memory
+    memory = (costs[NORM][1] + costs[GELU][1] + SCATTERED * costs[EMBEDDINGS][1]) / gpu.memory
     if precision == "fp8":  # 8-bit copies, as they lie and transposed, of what products read
         copied = model.num_layers * (16 * model.hidden_size + 4 * model.intermediate_size)
         memory += size.tokens * copied / gpu.memory
