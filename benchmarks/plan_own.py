@@ -4,25 +4,28 @@
     python benchmarks/plan_own.py cpu --output ... # trains ten configurations for a few steps on two CPU ranks
 
 H200: the rates of config/devices.toml come from BERT-Large's steps of 24,576 tokens, a profile of one and single
-kernels, so those steps are left out of the score. CPU: calibrated on one more configuration, measured first.
+kernels, so those steps are left out of the score. CPU: calibrated on one more configuration of each precision.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import os
 import statistics
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
 
 from bertrain.config.resolve import resolve
 from bertrain.config.settings import Settings
-from bertrain.data.feed.batching import capacity_for
-from bertrain.planning.devices import find_gpu, find_network
-from bertrain.planning.plan import lengths_of
-from bertrain.planning.step_time import Cluster, Design, Load, step_time
+from bertrain.planning.devices import Network, find_gpu, find_network, unknown_device
+from bertrain.planning.plan import deal_steps, full_bins, lengths_of
+from bertrain.planning.step_time import Cluster, Design, calibrated, step_time
+from bertrain.profiling.roofline import measure_ceilings
+from bertrain.profiling.synthetic import write_synthetic
 
 HERE = Path(__file__).parent
 SIZES = {"6x384": (6, 384, 12), "4x512": (4, 512, 8), "base": (12, 768, 12), "large": (24, 1024, 16)}
@@ -44,26 +47,12 @@ def sized(name: str, length: int, precision: str) -> Settings:
     )
 
 
-def one_bin(settings: Settings, tokens: int, lengths: Any) -> Load:
-    """A full bin of these lengths."""
-    capacity = capacity_for(
-        tokens,
-        bin_sequences=0,
-        mean_length=float(lengths.mean()),
-        max_predictions=settings.data.max_predictions,
-        mask_probability=0.15,
-    )
-    pairs = tokens * float((lengths.astype(float) ** 2).sum() / lengths.sum())
-    sizes = 1, tokens, pairs, capacity.predictions, capacity.sequences
-    return Load(*(np.array([float(size)]) for size in sizes))
-
-
 def predict_gpu(name: str, length: int, precision: str, tokens: int, *, full: bool) -> float:
     settings = sized(name, length, precision)
     lengths = np.array([length]) if full else lengths_of(HERE / f"wikipedia-{length}.csv", length)
     gpu = find_gpu("h200")
     cluster = Cluster(gpu, find_network("nvlink", gpu, 8), 1)
-    load = one_bin(settings, tokens, lengths)
+    load = full_bins(settings, tokens, 1, lengths)
     return 1e3 * step_time(settings, [load], cluster, Design.of(settings), jitter=0).seconds
 
 
@@ -95,12 +84,87 @@ def report(rows: list[dict[str, Any]]) -> dict[str, Any]:
     return found
 
 
+CPU_CALIBRATION = (4, 256, 128, 2048, 32)  # layers, width, length, token budget, sequences of a step
+CPU_CONFIGURATIONS = [
+    (2, 128, 128, 2048, 64, "fp32"),
+    (4, 256, 128, 1024, 32, "fp32"),
+    (4, 256, 128, 4096, 64, "fp32"),
+    (4, 512, 128, 2048, 32, "fp32"),
+    (8, 256, 128, 2048, 32, "fp32"),
+    (4, 256, 256, 2048, 16, "fp32"),
+    (4, 256, 128, 4096, 64, "bf16"),
+    (4, 512, 128, 2048, 32, "bf16"),
+    (8, 256, 128, 2048, 32, "bf16"),
+    (4, 256, 256, 2048, 16, "bf16"),
+]
+
+
+def cpu_settings(layers: int, width: int, length: int, budget: int, sequences: int, precision: str) -> dict[str, str]:
+    return {
+        "model.num_layers": str(layers),
+        "model.hidden_size": str(width),
+        "model.num_heads": str(width // 64),
+        "model.intermediate_size": str(4 * width),
+        "model.vocab_size": "8000",
+        "data.max_seq_length": str(length),
+        "data.max_predictions": str(length * 3 // 20),
+        "batch.token_budget": str(budget),
+        "batch.sequences": str(sequences),
+        "train.precision": precision,
+    }
+
+
+def measure_cpu(values: dict[str, str], steps: int) -> float:
+    """Seconds of a step on two CPU ranks: the median of some."""
+    with tempfile.TemporaryDirectory() as folder:
+        write_synthetic(Path(folder) / "data", resolve("bert-tiny", list(values.items())))
+        given = [word for name, value in values.items() for word in (f"--{name}", value)]
+        command = ["pretrain", "bert-tiny", "--data", f"{folder}/data", "--nproc", "2", "--benchmark", "--json"]
+        counts = ["--benchmark-steps", str(steps), "--warm-up-steps", "2", "--train.device", "cpu"]
+        words = [sys.executable, "-m", "bertrain", *command, *counts, *given]
+        printed = subprocess.run(words, capture_output=True, text=True, check=True).stdout
+    return float(json.loads(printed)["ms_per_step"]) / 1e3
+
+
+def cpu_rows(steps: int) -> list[dict[str, Any]]:
+    """Each precision is calibrated on one configuration; its rates are those of one thread here."""
+    torch.set_num_threads(1)
+    network = Network("loopback", 1e9, 50e-6, 1e9, 50e-6)
+    rows: list[dict[str, Any]] = []
+    for precision in ("fp32", "bf16"):
+        ceilings = measure_ceilings(torch.device("cpu"), precision)
+        cpu = unknown_device(ceilings.operations_per_s, ceilings.bytes_per_s, precision)
+        own = [row for row in CPU_CONFIGURATIONS if row[-1] == precision]
+        for number, row in enumerate([(*CPU_CALIBRATION, precision), *own]):
+            values = cpu_settings(*row)
+            settings = resolve("bert-tiny", list(values.items()))
+            measured = measure_cpu(values, steps)
+            loads, _ = deal_steps(settings, np.full(4096, row[2]), 2)
+            cluster, design = Cluster(cpu, network, 2, 2), replace(Design.of(settings), is_fused=True)
+            if not number:
+                cpu = calibrated(settings, loads, cluster, design, measured, jitter=0)
+            found = step_time(settings, loads, replace(cluster, gpu=cpu), design, jitter=0).seconds
+            what = "{}x{}, length {}, bins of {} tokens, {} sequences, {}".format(*row)
+            rows.append(
+                {
+                    "role": "scored" if number else "calibration",
+                    "configuration": what,
+                    "measured_ms": 1e3 * measured,
+                    "predicted_ms": 1e3 * found,
+                    "error": found / measured - 1,
+                    "load_average": os.getloadavg()[0],
+                }
+            )
+    return rows
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("device", choices=("gpu", "cpu"))
+    parser.add_argument("--steps", type=int, default=8, help="timed steps of each configuration on the CPU")
     parser.add_argument("--output", type=Path, help="add the comparison to this JSON file")
     arguments = parser.parse_args()
-    rows = gpu_rows()
+    rows = gpu_rows() if arguments.device == "gpu" else cpu_rows(arguments.steps)
     found = {"score": report(rows), "rows": rows}
     if arguments.output:
         kept = json.loads(arguments.output.read_text()) if arguments.output.exists() else {}

@@ -6,7 +6,7 @@ step_time.py has the model and its assumptions. A run is its steps, the evaluati
 
 from __future__ import annotations
 
-import csv
+import itertools
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
@@ -21,7 +21,6 @@ from bertrain.config.choices import EngineName, PolicyName
 from bertrain.config.settings import Settings
 from bertrain.data.feed.balance import per_rank
 from bertrain.data.feed.batching import (
-    POLICIES,
     capacity_for,
     choose_policy,
     step_by_sequences,
@@ -30,8 +29,10 @@ from bertrain.data.feed.batching import (
     strata_of,
 )
 from bertrain.data.formats.masking import Ints, count_predictions
+from bertrain.data.formats.pack import read_lengths
 from bertrain.data.formats.source import DataSource
 from bertrain.planning.convergence import evaluation_interval, samples_to_target
+from bertrain.planning.devices import find_network, gpu_like
 from bertrain.planning.memory_fit import BUDGET_STEP, Place, refuse_too_little, smallest_budget, with_budget
 from bertrain.planning.step_time import (
     FORWARD,
@@ -47,22 +48,16 @@ from bertrain.planning.step_time import (
 STEPS = 3  # that are dealt into bins for a plan
 DRAWN = 200_000  # lengths drawn from a histogram
 START_UP_S = 0.6  # within the run: the first 150,000 samples of NVIDIA's 8 H200 take that much longer than the next
+TUNED_POLICIES: tuple[PolicyName, ...] = ("budget", "exchange", "packed")
 EVALUATED = 10_000  # MLPerf's evaluation set
 
 
-def lengths_of(histogram: Path, longest: int) -> Ints:
+def lengths_of(table: Path, longest: int) -> Ints:
     """Lengths drawn from a .csv with the columns length and sequences, of those up to `longest`."""
-    try:
-        with open(histogram) as file:
-            rows = [(int(row["length"]), int(row["sequences"])) for row in csv.DictReader(file)]
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        columns = "it needs the columns length and sequences, as `bertrain data stats --json` counts them"
-        raise UserError("bad-histogram", f"{histogram} is no histogram of lengths ({error!r}); {columns}") from None
-    kept = [(length, count) for length, count in rows if 0 < length <= longest and count > 0]
-    if not kept:
-        raise UserError("bad-histogram", f"{histogram} has no sequence of 1 to {longest} tokens")
-    lengths, counts = np.array(kept, dtype=np.int64).T
-    return np.random.default_rng(0).choice(lengths, DRAWN, p=counts / counts.sum())
+    histogram = read_lengths(table)[: longest + 1]
+    if not histogram.sum():
+        raise UserError("empty-data", f"{table} has no sequence of up to {longest} tokens")
+    return np.random.default_rng(0).choice(len(histogram), DRAWN, p=histogram / histogram.sum())
 
 
 def deal_steps(settings: Settings, lengths: Ints, ranks: int, steps: int = STEPS) -> tuple[list[Load], float]:
@@ -98,6 +93,13 @@ def deal_steps(settings: Settings, lengths: Ints, ranks: int, steps: int = STEPS
             of_bins.append((1, shape.tokens, pairs, shape.predictions, shape.sequences))
         loads.append(Load(*per_rank(of_bins, ranks).T.astype(float)))
     return loads, position / steps
+
+
+def full_bins(settings: Settings, tokens: float, bins: float, lengths: Ints) -> Load:
+    """One rank's full bins of examples of these lengths, as `bertrain profile` computes them."""
+    squares = float((lengths.astype(float) ** 2).sum() / lengths.sum())
+    sizes = bins, tokens, tokens * squares, settings.data.mask_probability * tokens, tokens / float(lengths.mean())
+    return Load(*(np.array([float(size)]) for size in sizes))
 
 
 @dataclass(frozen=True)
@@ -209,23 +211,26 @@ def fastest_for(wish: Wish, money: float, most: int) -> Plan:
     return min(affordable, key=lambda plan: plan.seconds)
 
 
-def best_batching(wish: Wish, count: int) -> list[Plan]:
-    """Plans for other policies and token budgets on `count` GPUs, the fastest first.
+def best_batching(wish: Wish, plan: Plan) -> Plan:
+    """The plan with the most sequences per second on as many GPUs: `plan`, or one of other policies and token budgets.
 
     Budgets: those with which each rank computes one, two or four bins, with some room to balance them.
     """
-    settings, found = wish.settings, list[Plan]()
+    settings, found = wish.settings, [plan]
     tokens = settings.batch.tokens or settings.batch.sequences * float(wish.lengths.mean())
-    for bins in (1, 2, 4):
-        even = tokens / (bins * count)
-        for room in (1.0, 1.02, 1.05, 1.1):
-            budget = max(smallest_budget(settings), math.ceil(even * room / BUDGET_STEP) * BUDGET_STEP)
-            for policy in (name for name in POLICIES if name in ("budget", "exchange", "packed")):
-                changed = with_budget(settings, budget)
-                changed = replace(changed, batch=replace(changed.batch, policy=policy, group_size=0, shares=""))
-                if (plan := _try(replace(wish, settings=changed), count)) is not None:
-                    found.append(plan)
-    return sorted(found, key=lambda plan: plan.seconds)
+    budgets = {
+        max(smallest_budget(settings), math.ceil(room * tokens / (bins * plan.count) / BUDGET_STEP) * BUDGET_STEP)
+        for bins in (1, 2, 4)
+        for room in (1.0, 1.02, 1.05, 1.1)
+    }
+    for budget, policy in itertools.product(sorted(budgets), TUNED_POLICIES):
+        changed = with_budget(settings, budget)
+        changed = replace(
+            changed, batch=replace(changed.batch, policy=policy, group_size=0, shares="", bin_sequences=0)
+        )
+        if (other := _try(replace(wish, settings=changed), plan.count)) is not None:
+            found.append(other)
+    return max(found, key=lambda one: one.sequences_per_s)
 
 
 def _try(wish: Wish, count: int) -> Plan | None:
@@ -267,6 +272,18 @@ def table_text(plans: Sequence[Plan], currency: str = "EUR") -> str:
     return "\n".join(
         "  ".join(cell.rjust(width) for cell, width in zip(row, widths, strict=True)) for row in (heads, *rows)
     )
+
+
+def describe_run(settings: Settings, lengths: Ints, world: int, device: str) -> list[str]:
+    """The plan of `world` ranks on this machine's GPUs, which CUDA calls `device`; empty if the table has none such."""
+    gpu, steps = gpu_like(device), settings.train.last_step()
+    if gpu is None or settings.train.precision not in gpu.products:
+        return []
+    cluster = Cluster(gpu, find_network("nvlink", gpu, world), world, world)
+    loads, _ = deal_steps(settings, lengths, world)
+    step = step_time(settings, loads, cluster, Design.of(settings), jitter=0.01)
+    end = f", {_time(START_UP_S + steps * step.seconds)} for {steps:,} steps" if steps else ""
+    return [f"time by `bertrain plan` for {world} {gpu.name}: {1e3 * step.seconds:.1f} ms a step{end}"]
 
 
 def _time(seconds: float) -> str:
