@@ -25,9 +25,9 @@ import numpy as np
 
 from bertrain.config.resolve import resolve
 from bertrain.config.settings import Settings
-from bertrain.planning.convergence import POINTS, evaluation_interval, samples_to_target
+from bertrain.planning.convergence import POINTS, TARGET, evaluation_interval, samples_to_target
 from bertrain.planning.devices import Gpu, Network, find_gpu, find_network
-from bertrain.planning.plan import EVALUATED, START_UP_S, evaluation_seconds
+from bertrain.planning.plan import EVALUATED, START_UP_S, Wish, evaluation_seconds, lengths_of, make_plan
 from bertrain.planning.step_time import Cluster, Design, Load, StepTime, step_time
 
 HERE = Path(__file__).parent
@@ -192,6 +192,42 @@ def table(rows: list[dict[str, Any]]) -> str:
     return "\n".join(lines)
 
 
+OURS = [
+    ("8 H200", "h200", 8, "nvlink", "mlperf-nvidia-1x8x48-packed", [], "4.97 min (Supermicro, v4.1)"),
+    ("64 H100", "h100", 64, "nvlink+ib-ndr", "mlperf-nvidia-8x8x36-packed", [], "0.887 min (Cisco, v5.0)"),
+    (
+        "1,024 A100", "a100", 1024, "nvlink+ib-hdr", "mlperf-nvidia-434x8x2-packed",
+        [("batch.sequences", "4096"), ("train.precision", "bf16")], "25.3 s (NVIDIA, v2.0); 22.3 s (Samsung, open)",
+    ),
+    ("3,472 H100", "h100", 3472, "nvlink+ib-ndr", "mlperf-nvidia-434x8x2-packed", [], "7.2 s (NVIDIA, v3.1)"),
+]  # fmt: skip
+"""Machines of the records, and the recipe that bertrain would run there."""
+VARIANTS = {
+    "as the recipe is": [],
+    "gradients in bf16": [("train.exchange_precision", "bf16")],
+    "bf16, buckets of 200 MB": [("train.exchange_precision", "bf16"), ("train.bucket_mb", "200")],
+    "bf16, 200 MB, sent during the backward pass": [
+        ("train.exchange_precision", "bf16"), ("train.bucket_mb", "200"), ("optimizer.clipping", "global"),
+    ],
+}  # fmt: skip
+
+
+def predict_ours() -> list[dict[str, Any]]:
+    """What bertrain itself would reach, with the kernels measured on an H200."""
+    found = []
+    for name, gpu_name, count, network, recipe, changes, record in OURS:
+        gpu = find_gpu(gpu_name)
+        for variant, more in VARIANTS.items():
+            settings = resolve(recipe, [*changes, *more])
+            cluster = Cluster(gpu, find_network(network, gpu, 8), count)
+            wish = Wish(settings, lengths_of(HERE / "wikipedia-512.csv", LONGEST), cluster, TARGET, JITTER)
+            found.append({"machine": name, "record": record, "variant": variant} | make_plan(wish, count).facts())
+    for one in found:
+        parts = ", ".join(f"{part} {value:.1f}" for part, value in one["parts_ms"].items() if value >= 0.05)
+        print(f"| {one['machine']} | {one['variant']} | {one['seconds']:.1f} s | {one['step_ms']:.1f} | {parts} |")
+    return found
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--output", type=Path, help="write the predictions as JSON here")
@@ -200,7 +236,7 @@ def main() -> None:
     with open(HERE / "published.csv") as file:
         published = list(csv.DictReader(file))
     eight, four = (next(row for row in published if row["system"] == name) for name in LAUNCH_ROWS)
-    found = {}
+    found: dict[str, Any] = {}
     for name, launches in (("strict", 1.0), ("calibrated", count_launches(eight, four, base))):
         slowdowns = {row["gpu"]: calibrate(row, base, launches) for row in published if row["role"] == "calibration"}
         rows = [
@@ -211,6 +247,7 @@ def main() -> None:
         found[name] = {"launches": launches, "slowdown": slowdowns, "score": scores, "rows": rows}
         print(name, json.dumps({"launches": launches, "slowdown": slowdowns, "score": scores}, indent=1))
     print(table(found["calibrated"]["rows"]))
+    found["bertrain"] = {"rows": predict_ours()}
     if arguments.output:
         arguments.output.write_text(json.dumps(found, indent=1) + "\n")
 

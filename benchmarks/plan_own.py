@@ -13,6 +13,10 @@ import argparse
 import json
 import os
 import statistics
+import subprocess
+import sys
+import tempfile
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -140,7 +144,7 @@ def cpu_rows(steps: int) -> list[dict[str, Any]]:
             settings = resolve("bert-tiny", list(values.items()))
             measured = measure_cpu(values, steps)
             loads, _ = deal_steps(settings, np.full(4096, row[2]), 2)
-            cluster, design = Cluster(cpu, network, 2, 2), replace(Design.of(settings), is_fused=True)
+            cluster, design = Cluster(cpu, network, 2, 2), Design.of(settings)
             if not number:
                 cpu = calibrated(settings, loads, cluster, design, measured, jitter=0)
             found = step_time(settings, loads, replace(cluster, gpu=cpu), design, jitter=0).seconds

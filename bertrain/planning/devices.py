@@ -64,8 +64,6 @@ class Network:
     between: float
     """Of a whole machine, all its adapters together."""
     between_hop_s: float
-    domain: int = 0
-    """Devices that one NVLink domain joins across machines; 0: a machine's."""
 
 
 @cache
