@@ -20,9 +20,10 @@ def draw_plans(plans: Sequence[Plan], gpu: str, path: Path) -> None:
     time, parts = figure.subplots(1, 2)
     counts = [plan.count for plan in plans]
     time.plot(counts, [plan.seconds for plan in plans], "o-")
-    time.set(xscale="log", yscale="log", xlabel=f"number of {gpu}", ylabel="seconds", title="predicted time to train")
+    time.set(xscale="log", xlabel=f"number of {gpu}", ylabel="seconds", title="predicted time to train")
     time.set_xticks(counts, [f"{count:,}" for count in counts])
     time.minorticks_off()
+    time.set_ylim(bottom=0)
     time.grid(alpha=0.3)
     places, below = range(len(plans)), [0.0] * len(plans)
     for name in plans[0].step.parts:
@@ -31,6 +32,6 @@ def draw_plans(plans: Sequence[Plan], gpu: str, path: Path) -> None:
         below = [low + height for low, height in zip(below, heights, strict=True)]
     parts.set_xticks(places, [f"{count:,}" for count in counts])
     parts.set(xlabel=f"number of {gpu}", ylabel="milliseconds", title="where a step's time goes")
-    parts.legend(fontsize=8)
+    parts.legend(fontsize=8, loc="upper left", bbox_to_anchor=(1, 1))
     path.parent.mkdir(parents=True, exist_ok=True)
     figure.savefig(path)
