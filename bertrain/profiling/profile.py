@@ -38,6 +38,7 @@ from bertrain.base.machine import cpu_name
 from bertrain.config.settings import Settings
 from bertrain.data.feed.loader import Loader, Step
 from bertrain.data.formats.source import DataSource
+from bertrain.planning.costs import required_costs
 from bertrain.planning.memory_fit import oom_as_user_error
 from bertrain.profiling import roofline
 from bertrain.profiling import trace as kineto
@@ -217,7 +218,7 @@ def _measure(
         if device.type == "cuda" and launches:
             step_ms = 1e3 * statistics.median(row[ITERATION_COLUMNS.index("seconds")] for row in iterations)
             measured[roofline.IDLE] = roofline.idle_ms(step_ms, launches, plan.recorded)
-        rows = roofline.roofline(roofline.required_costs(settings, size, is_fused=is_fused), measured, ceilings)
+        rows = roofline.roofline(required_costs(settings, size, is_fused=is_fused), measured, ceilings)
         write_table(folder / "iterations.csv", ITERATION_COLUMNS, iterations)
         write_objects(folder / "launches.csv.gz", launches, LAUNCH_COLUMNS)
         write_objects(folder / "kernels.csv", kineto.total_by_name(launches))

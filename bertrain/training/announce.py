@@ -6,6 +6,7 @@ from collections.abc import Iterator, Sequence
 from functools import partial
 from pathlib import Path
 
+import numpy as np
 import torch
 
 from bertrain.base.console import Console, warn
@@ -14,9 +15,11 @@ from bertrain.config.model_size import count_parameters, training_flops
 from bertrain.config.settings import Settings
 from bertrain.data.feed.balance import WORTH_MENDING, better_budget, describe_balance, mean_idle_share
 from bertrain.data.feed.loader import Loader, Step, training_rows
+from bertrain.data.formats.masking import Ints
 from bertrain.data.formats.source import DataSource
 from bertrain.planning.memory import GIB
 from bertrain.planning.memory_fit import with_budget
+from bertrain.planning.plan import describe_run
 from bertrain.planning.speed import training_speed
 from bertrain.ranks import parallel, preload
 from bertrain.run.checkpoint import Progress
@@ -90,6 +93,12 @@ def _estimate_time(settings: Settings, step: Step, world: int) -> Iterator[str]:
         yield f"remark: about {days:,.0f} days on this machine; take a smaller model or fewer steps"
 
 
+def _plan(settings: Settings, lengths: Ints, world: int) -> list[str]:
+    """The step time that `bertrain plan` predicts, on a GPU that it knows."""
+    device, _ = parallel.choose_device(settings.train.device)
+    return describe_run(settings, lengths, world, torch.cuda.get_device_name(device)) if device.type == "cuda" else []
+
+
 def _describe_rows(data: DataSource, settings: Settings) -> str:
     if not settings.data.slice:
         return counted(len(data), "example")
@@ -144,6 +153,7 @@ def dry_run(
         _describe_length(settings, step.num_sequences / len(part)),
         *remarks(settings, step.num_sequences / len(part)),
         *_estimate_time(settings, step, world),
+        *_plan(settings, source.lengths[part.start : part.stop].astype(np.int64), world),
     ]
     return "\n".join(lines)
 

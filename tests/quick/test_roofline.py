@@ -16,14 +16,13 @@ from bertrain.data.feed.balance import multiply_adds
 from bertrain.data.feed.loader import Loader
 from bertrain.model.bert import Bert
 from bertrain.model.heads import pretraining_sums
+from bertrain.planning.costs import linear, required_costs
 from bertrain.profiling import roofline, trace
 from bertrain.profiling.roofline import (
     Ceilings,
     StepSize,
-    linear,
     measure_ceilings,
     part_of,
-    required_costs,
 )
 from bertrain.profiling.synthetic import write_synthetic
 from bertrain.profiling.trace import Launch, launches_of

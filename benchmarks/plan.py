@@ -1,0 +1,256 @@
+"""Predict every published MLPerf result of BERT with the model of `bertrain plan`, and score the predictions.
+
+    python benchmarks/plan.py [--output benchmarks/results/plan.json]
+
+published.csv has the results with their sources. The model is calibrated on one single-node result of each GPU family,
+marked there: one factor on the time of all computation. One more single-node result, Fujitsu's 4 H100 with 224
+sequences on each, tells how many kernels NVIDIA's code launches: a step of 96 sequences on each of 8 H100 has more of
+its time in them. `strict` leaves that out and takes bertrain's own number. Links are as stated by their makers, 80 % of
+them reached. Nothing is fitted to results of several nodes, and the score counts those alone. "sequences/s" is samples
+over the whole run, evaluations and start-up included, as the logs have it; "minutes" adds MLPerf's convergence points.
+"""
+
+from __future__ import annotations
+
+import argparse
+import csv
+import itertools
+import json
+import statistics
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from bertrain.config.resolve import resolve
+from bertrain.config.settings import Settings
+from bertrain.planning.convergence import POINTS, TARGET, evaluation_interval, samples_to_target
+from bertrain.planning.devices import Gpu, Network, find_gpu, find_network
+from bertrain.planning.plan import EVALUATED, START_UP_S, Wish, evaluation_seconds, lengths_of, make_plan
+from bertrain.planning.step_time import Cluster, Design, Load, StepTime, step_time
+
+HERE = Path(__file__).parent
+JITTER = 0.01
+METRICS = "sequences_per_s", "minutes"
+LAUNCH_ROWS = "NVIDIA dgxh100_ngc23.04", "Fujitsu GX2560M7"
+LOWEST_DIFFERENCE = 0.15  # between two results whose order is scored
+LONGEST = 512
+LENGTHS = np.loadtxt(HERE / "wikipedia-512.csv", delimiter=",", skiprows=1)
+
+
+def draw_lengths(count: int, seed: int = 0) -> Any:
+    chances = LENGTHS[:, 1] / LENGTHS[:, 1].sum()
+    return np.random.default_rng(seed).choice(LENGTHS[:, 0], count, p=chances).astype(float)
+
+
+def load_of(row: dict[str, str], settings: Settings) -> Load:
+    """What each GPU computes in a step, as the published code deals it.
+
+    Packed: whole rows of 512 tokens with two sequences each on average. Unpadded: sorted by length and dealt in snake
+    order over all GPUs (exchange_padding). Samsung: the same within machines of 8. Padded: rows of 512.
+    """
+    batch, count = int(row["batch"]), int(row["count"])
+    lengths = draw_lengths(batch)
+    group = 8 if row["layout"] == "samsung" else count
+    parts = [np.sort(part)[::-1] for part in np.array_split(lengths, count // group)]
+    tokens, pairs = np.zeros(count), np.zeros(count)
+    for number, part in enumerate(parts):
+        turn, place = np.divmod(np.arange(len(part)), group)
+        owner = number * group + np.where(turn % 2, group - 1 - place, place)
+        np.add.at(tokens, owner, part)
+        np.add.at(pairs, owner, part**2)
+    if row["layout"] == "packed":
+        tokens[:], pairs[:] = LONGEST * batch / 2 / count, pairs.mean()
+    elif row["layout"] == "padded":
+        tokens[:], pairs[:] = LONGEST * batch / count, LONGEST**2 * batch / count
+    sequences = np.full(count, batch / count)
+    return Load(np.ones(count), tokens, pairs, settings.data.mask_probability * tokens, sequences)
+
+
+def device_of(row: dict[str, str]) -> tuple[Gpu, Network]:
+    """GPU and network of a row. Two devices are no GPUs and not in the table: their makers' figures, for one rank."""
+    if row["gpu"] == "xeon":  # a quarter of two Xeon 8480+; 100 Gb/s Ethernet for each machine
+        gpu = replace(find_gpu("a100"), name="xeon", products={"bf16": 0.79 * 100e12}, memory=0.8 * 150e9, link=20e9)
+        gpu = replace(gpu, processors=14)
+        return gpu, Network("xeon", 20e9, 5e-6, 12.5e9, 30e-6)
+    if row["gpu"] == "tpu-v4":  # 275 TFLOP/s, 1,228 GB/s, a torus of six links of 50 GB/s
+        gpu = replace(find_gpu("a100"), name="tpu-v4", products={"bf16": 0.79 * 275e12}, memory=0.8 * 1228e9)
+        gpu = replace(gpu, processors=8)
+        return gpu, Network("tpu", 300e9, 15e-9, 300e9, 1e-6)  # some 50 hops of 1 us across the torus
+    gpu = find_gpu(row["gpu"])
+    return gpu, find_network(row["network"], gpu, int(row["per_node"]))
+
+
+def predict(row: dict[str, str], base: Settings, slowdown: float, launches: float) -> dict[str, Any]:
+    """Step time, sequences/s of the whole run, and minutes to the target."""
+    settings = replace(base, train=replace(base.train, precision=row["precision"]))
+    gpu, network = device_of(row)
+    gpu = replace(gpu, slowdown=slowdown)
+    cluster = Cluster(gpu, network, int(row["count"]), int(row["per_node"]))
+    is_ddp = row["layout"] in ("samsung", "padded")
+    design = Design(
+        gradient_bytes=2,
+        buckets=int(row["buckets"]),
+        overlaps=row["overlaps"] == "yes",
+        sharded="no" if is_ddp else "node",
+        weight_bytes=2,
+        is_fused=False,
+        launches=launches if row["gpu"] not in ("xeon", "tpu-v4") else 1.0,
+    )
+    step: StepTime = step_time(settings, [load_of(row, settings)], cluster, design, jitter=JITTER)
+    batch = int(row["batch"])
+    samples = samples_to_target(min(batch, max(POINTS)))
+    evaluations = samples / evaluation_interval(batch)
+    length = LONGEST if row["layout"] in ("packed", "padded") else LONGEST / 2
+    each = evaluation_seconds(settings, cluster, design, EVALUATED, length=length, at_once=16)
+    seconds = START_UP_S + samples / batch * step.seconds + evaluations * each
+    return {
+        "step_ms": 1e3 * step.seconds,
+        "parts_ms": {name: round(1e3 * value, 3) for name, value in step.parts.items()},
+        "evaluation_s": each,
+        "samples": samples,
+        "sequences_per_s": samples / seconds,
+        "minutes": seconds / 60,
+    }
+
+
+def calibrate(row: dict[str, str], base: Settings, launches: float) -> float:
+    """The slowdown at which the predicted sequences/s are the published ones."""
+    low, high = 0.2, 20.0
+    for _ in range(20):
+        middle = (low * high) ** 0.5
+        is_too_fast = predict(row, base, middle, launches)["sequences_per_s"] > float(row["sequences_per_s"])
+        low, high = (middle, high) if is_too_fast else (low, middle)
+    return (low * high) ** 0.5
+
+
+def count_launches(eight: dict[str, str], four: dict[str, str], base: Settings) -> float:
+    """Kernels of NVIDIA's code over bertrain's: with them, the slowdown of `eight` GPUs is right for `four` too."""
+    low, high = 0.5, 8.0
+    for _ in range(20):
+        middle = (low + high) / 2
+        found = predict(four, base, calibrate(eight, base, middle), middle)["sequences_per_s"]
+        low, high = (middle, high) if found < float(four["sequences_per_s"]) else (low, middle)
+    return (low + high) / 2
+
+
+def error_of(row: dict[str, str], predicted: dict[str, Any], name: str) -> float | None:
+    return predicted[name] / float(row[name]) - 1 if row[name] else None
+
+
+def describe(row: dict[str, str], predicted: dict[str, Any]) -> dict[str, Any]:
+    """A prediction beside the published result."""
+    return {
+        **{name: row[name] for name in ("round", "system", "gpu", "role", "source")},
+        "count": int(row["count"]),
+        "batch": int(row["batch"]),
+        **{f"published_{name}": float(row[name]) if row[name] else None for name in METRICS},
+        **{f"{name}_error": error_of(row, predicted, name) for name in METRICS},
+        **predicted,
+    }
+
+
+def score(rows: list[dict[str, Any]], name: str) -> dict[str, Any]:
+    """Errors and order of the rows of several nodes that publish `name`."""
+    scored = [row for row in rows if row["role"] == "scored" and row[f"{name}_error"] is not None]
+    errors = sorted(abs(row[f"{name}_error"]) for row in scored)
+    pairs = right = 0
+    for one, other in itertools.combinations(scored, 2):
+        published = one[f"published_{name}"] / other[f"published_{name}"]
+        if max(published, 1 / published) > 1 + LOWEST_DIFFERENCE:
+            pairs += 1
+            right += (published > 1) == (one[name] > other[name])
+    return {
+        "rows": len(scored),
+        "median_error": statistics.median(errors),
+        "within_10_percent": sum(error <= 0.1 for error in errors) / len(errors),
+        "within_20_percent": sum(error <= 0.2 for error in errors) / len(errors),
+        "pairs": pairs,
+        "pairs_in_order": right / pairs,
+    }
+
+
+def table(rows: list[dict[str, Any]]) -> str:
+    """The rows as Markdown."""
+    lines = [
+        "| result | GPUs | batch | role | sequences/s: published | predicted | error | minutes: published | predicted "
+        "| error |",
+        "|---|---|---:|---|---:|---:|---:|---:|---:|---:|",
+    ]
+
+    def number(value: float | None, form: str) -> str:
+        return "-" if value is None else format(value, form)
+
+    for row in rows:
+        lines.append(
+            f"| {row['round']} {row['system']} | {row['count']:,} {row['gpu']} | {row['batch']:,} | {row['role']} "
+            f"| {number(row['published_sequences_per_s'], ',.0f')} | {row['sequences_per_s']:,.0f} "
+            f"| {number(row['sequences_per_s_error'], '+.1%')} | {number(row['published_minutes'], '.3f')} "
+            f"| {row['minutes']:.3f} | {number(row['minutes_error'], '+.1%')} |"
+        )
+    return "\n".join(lines)
+
+
+OURS = [
+    ("8 H200", "h200", 8, "nvlink", "mlperf-nvidia-1x8x48-packed", [], "4.97 min (Supermicro, v4.1)"),
+    ("64 H100", "h100", 64, "nvlink+ib-ndr", "mlperf-nvidia-8x8x36-packed", [], "0.887 min (Cisco, v5.0)"),
+    (
+        "1,024 A100", "a100", 1024, "nvlink+ib-hdr", "mlperf-nvidia-434x8x2-packed",
+        [("batch.sequences", "4096"), ("train.precision", "bf16")], "25.3 s (NVIDIA, v2.0); 22.3 s (Samsung, open)",
+    ),
+    ("3,472 H100", "h100", 3472, "nvlink+ib-ndr", "mlperf-nvidia-434x8x2-packed", [], "7.2 s (NVIDIA, v3.1)"),
+]  # fmt: skip
+"""Machines of the records, and the recipe that bertrain would run there."""
+VARIANTS = {
+    "as the recipe is": [],
+    "gradients in bf16": [("train.exchange_precision", "bf16")],
+    "bf16, buckets of 200 MB": [("train.exchange_precision", "bf16"), ("train.bucket_mb", "200")],
+    "bf16, 200 MB, sent during the backward pass": [
+        ("train.exchange_precision", "bf16"), ("train.bucket_mb", "200"), ("optimizer.clipping", "global"),
+    ],
+}  # fmt: skip
+
+
+def predict_ours() -> list[dict[str, Any]]:
+    """What bertrain itself would reach, with the kernels measured on an H200."""
+    found = []
+    for name, gpu_name, count, network, recipe, changes, record in OURS:
+        gpu = find_gpu(gpu_name)
+        for variant, more in VARIANTS.items():
+            settings = resolve(recipe, [*changes, *more])
+            cluster = Cluster(gpu, find_network(network, gpu, 8), count)
+            wish = Wish(settings, lengths_of(HERE / "wikipedia-512.csv", LONGEST), cluster, TARGET, JITTER)
+            found.append({"machine": name, "record": record, "variant": variant} | make_plan(wish, count).facts())
+    for one in found:
+        parts = ", ".join(f"{part} {value:.1f}" for part, value in one["parts_ms"].items() if value >= 0.05)
+        print(f"| {one['machine']} | {one['variant']} | {one['seconds']:.1f} s | {one['step_ms']:.1f} | {parts} |")
+    return found
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--output", type=Path, help="write the predictions as JSON here")
+    arguments = parser.parse_args()
+    base = resolve("mlperf-nvidia-1x8x48-packed", [])
+    with open(HERE / "published.csv") as file:
+        published = list(csv.DictReader(file))
+    eight, four = (next(row for row in published if row["system"] == name) for name in LAUNCH_ROWS)
+    found: dict[str, Any] = {}
+    for name, launches in (("strict", 1.0), ("calibrated", count_launches(eight, four, base))):
+        slowdowns = {row["gpu"]: calibrate(row, base, launches) for row in published if row["role"] == "calibration"}
+        rows = [
+            describe(row, predict(row, base, slowdowns.get(row["gpu"], slowdowns["a100"]), launches))
+            for row in published
+        ]
+        scores = {metric: score(rows, metric) for metric in METRICS}
+        found[name] = {"launches": launches, "slowdown": slowdowns, "score": scores, "rows": rows}
+        print(name, json.dumps({"launches": launches, "slowdown": slowdowns, "score": scores}, indent=1))
+    print(table(found["calibrated"]["rows"]))
+    found["bertrain"] = {"rows": predict_ours()}
+    if arguments.output:
+        arguments.output.write_text(json.dumps(found, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,164 @@
+"""The verb `bertrain plan`."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+from typer import Option
+
+from bertrain.base.errors import UserError
+from bertrain.cli import options
+from bertrain.config import resolve as config
+
+if TYPE_CHECKING:
+    from bertrain.config.settings import Settings
+    from bertrain.data.formats.masking import Ints
+    from bertrain.planning.devices import Gpu
+
+app = options.new_app()
+MOST_GPUS = 8192  # that --within and --spend try
+VOCABULARY = 30522  # BERT's, where no data says otherwise
+
+
+@app.command("plan", context_settings=options.OVERRIDES)
+@options.takes_settings(options.TRAINING_OPTIONS)
+def plan(
+    recipe: options.RecipeName,
+    gpu: Annotated[str, Option(help="the GPU, such as a100, h100, h200, b200")],
+    overrides: options.Overrides,
+    count: Annotated[str, Option(help="numbers of GPUs, such as 8,64,512")] = "8",
+    data: Annotated[Path | None, Option(help="a data folder, for the lengths of its examples")] = None,
+    lengths: Annotated[
+        Path | None, Option(help="a .csv of lengths (columns length, sequences), instead of --data")
+    ] = None,
+    per_node: Annotated[int, Option(min=1, help="GPUs of one machine")] = 8,
+    network: Annotated[
+        str, Option(help="links inside and between machines, such as nvlink+4xib-hdr (adapters in front), or a .toml")
+    ] = "nvlink+ib-ndr",
+    calibrate: Annotated[
+        Path | None, Option(help="a folder of `bertrain profile` on this GPU: its speed, and how much steps vary")
+    ] = None,
+    target: Annotated[float, Option(min=0, help="masked-word accuracy to reach, by MLPerf's convergence points")] = 0,
+    jitter: Annotated[float, Option(min=0, max=100, help="variation of the ranks' times, in percent")] = 1,
+    price: Annotated[float, Option(min=0, help="EUR for one GPU for one hour")] = 0,
+    within: Annotated[str, Option(metavar="TIME", help="find the fewest GPUs for this time, such as 10m")] = "",
+    spend: Annotated[float, Option(min=0, help="find the fastest number of GPUs for this many EUR")] = 0,
+    tune: Annotated[bool, Option("--tune", help="also find the best token budget and policy for each count")] = False,
+    plot: Annotated[Path | None, Option(help="draw the plan to this .svg, .png or .pdf")] = None,
+    settings_file: options.SettingsFile = None,
+    as_json: options.AsJson = False,
+) -> None:
+    """Predict step time, time to train, GPU-hours and cost on any number of GPUs, without any.
+
+    Any setting can be given as --section.field VALUE. docs/how-to-plan.md says how right it has been.
+
+    Example: bertrain plan mlperf-nvidia-1x8x48-packed --gpu h200 --count 8,64 --target 0.72
+    """
+    from bertrain.base.units import parse_duration
+    from bertrain.planning import plan as planning
+    from bertrain.planning.devices import find_gpu, find_network
+    from bertrain.planning.step_time import Cluster
+
+    chosen = find_gpu(gpu)
+    settings, sample, notes = _fit(config.resolve(recipe, overrides, settings_file), chosen, data, lengths)
+    variation = jitter / 100
+    if calibrate is not None:
+        chosen, variation, note = _calibrate(chosen, calibrate, sample)
+        notes.append(note)
+    cluster = Cluster(chosen, find_network(network, chosen, per_node), 1, per_node)
+    wish = planning.Wish(settings, sample, cluster, target, variation, price)
+    if within:
+        plans = [planning.fewest_gpus(wish, parse_duration(within, "--within"), MOST_GPUS)]
+    elif spend:
+        plans = [planning.fastest_for(wish, spend, MOST_GPUS)]
+    else:
+        plans = [planning.make_plan(wish, number) for number in _counts(count)]
+    best = [planning.best_batching(wish, one) for one in plans] if tune else []
+    if plot is not None:
+        from bertrain.reports.plan_plot import draw_plans
+
+        draw_plans(plans, chosen.name, plot)
+    facts = {"notes": notes, "plans": [one.facts() for one in plans], "tuned": [one.facts() for one in best]}
+    if options.printed_json(facts, as_json):
+        return
+    for note in notes:
+        print(note)
+    print(f"a prediction for {chosen.name}, {per_node} to a machine, over {network}; milliseconds of a step by part:")
+    print(planning.table_text(plans))
+    for own, other in zip(plans, best, strict=False):
+        setting = f"--batch.token_budget {other.token_budget} --batch.policy {other.policy}"
+        gain = f"{other.sequences_per_s / own.sequences_per_s - 1:+.1%} sequences/s"
+        print(f"{own.count:,} GPUs: {setting} is the fastest, {gain}, {other.idle:.1%} idle")
+    if plot is not None:
+        print(plot)
+
+
+def _counts(text: str) -> list[int]:
+    words = text.split(",")
+    if not all(word.isascii() and word.isdecimal() and 0 < int(word[:9]) <= 10**6 and len(word) < 8 for word in words):
+        raise UserError("bad-count", f"--count {text!r} is not a list of numbers of GPUs, such as 8,64,512")
+    return [int(word) for word in words]
+
+
+def _fit(settings: Settings, gpu: Gpu, data: Path | None, lengths: Path | None) -> tuple[Settings, Ints, list[str]]:
+    """Settings without anything open, the lengths of examples, and notes about both."""
+    import numpy as np
+
+    from bertrain.planning.plan import lengths_of
+
+    if data is not None and lengths is not None:
+        raise UserError("conflicting-options", "--data and --lengths both give lengths; leave one of them out")
+    if settings.task.name:
+        raise UserError("not-pretraining", "plans are of pre-training; name a recipe for `bertrain pretrain`")
+    notes = []
+    if settings.train.precision == "auto":
+        settings = replace(
+            settings, train=replace(settings.train, precision="bf16" if "bf16" in gpu.products else "fp32")
+        )
+        notes.append(f"train.precision auto: {settings.train.precision}")
+    gpu.rate(settings.train.precision)
+    if data is not None:
+        from bertrain.data.formats.source import open_data
+        from bertrain.training.resolve_auto import fit_to_data
+
+        source = open_data(data, verify="size", quiet=True)
+        settings, more = fit_to_data(settings, source)
+        return settings, source.lengths.astype(np.int64), notes + more
+    model, sizes = settings.model, settings.data
+    longest = sizes.max_seq_length or model.max_positions
+    sizes = replace(sizes, max_seq_length=longest, max_predictions=sizes.max_predictions or longest * 3 // 20)
+    settings = replace(settings, model=replace(model, vocab_size=model.vocab_size or VOCABULARY), data=sizes)
+    if lengths is not None:
+        return settings, lengths_of(lengths, longest), notes
+    notes.append(f"no --data and no --lengths: every example has {longest} tokens")
+    return settings, np.full(4096, longest), notes
+
+
+def _calibrate(gpu: Gpu, folder: Path, sample: Ints) -> tuple[Gpu, float, str]:
+    """The GPU at the speed of a profile, the variation of its steps, and a note about both."""
+    import numpy as np
+
+    from bertrain.config.resolve import from_dict
+    from bertrain.planning.devices import find_network, with_ceilings
+    from bertrain.planning.plan import full_bins
+    from bertrain.planning.step_time import Cluster, Design, calibrated
+    from bertrain.profiling.sets import find_sets
+
+    sets = find_sets([folder])
+    facts, steps = sets[0].facts, np.concatenate([one.compared for one in sets])
+    if "ceilings" not in facts or "settings" not in facts:
+        raise UserError("not-a-profile", f"{folder} has no measured speed; measure one with `bertrain profile run`")
+    settings = from_dict(facts["settings"])
+    ceilings, tokens = facts["ceilings"], float(np.median(sets[0].tokens)) / facts["environment"]["ranks"]
+    gpu = with_ceilings(gpu, settings.train.precision, ceilings["operations_per_s"], ceilings["bytes_per_s"])
+    longest = np.full(1, settings.data.max_seq_length)
+    lengths = longest if str(facts.get("data", "")).startswith("synthetic") else sample
+    load = full_bins(settings, tokens, max(1.0, round(tokens / settings.batch.token_budget)), lengths)
+    cluster = Cluster(gpu, find_network("nvlink", gpu, 1), 1, 1)
+    median = float(np.median(steps))
+    found = calibrated(settings, [load], cluster, Design.of(settings), median, jitter=0)
+    spread = float(np.std(steps) / median)
+    note = f"calibrated on {folder}: {1e3 * median:.2f} ms a step, {found.slowdown:.2f} times the table's time"
+    return found, spread, f"{note}; steps vary by {spread:.1%}"

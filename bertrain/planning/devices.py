@@ -1,0 +1,165 @@
+"""GPUs and networks that a plan can be made for: those of config/devices.toml, of a file, or of a profile."""
+
+from __future__ import annotations
+
+import re
+import tomllib
+from dataclasses import dataclass, replace
+from functools import cache
+from importlib.resources import files
+from pathlib import Path
+from typing import Any
+
+from bertrain.base.errors import UserError
+
+TILE_OPERATIONS = 2 * 128 * 128 * 1024  # of a usual tile of a matrix product
+LINK_SHARE = 0.8  # of a link's stated bandwidth, that NCCL's large collectives reach
+
+
+@dataclass(frozen=True)
+class Gpu:
+    """What one device can do, in operations and bytes per second that training reaches."""
+
+    name: str
+    products: dict[str, float]
+    """Operations per second of a large matrix product, by precision."""
+    attention_share: float
+    """Of the rate of a large product, that attention reaches."""
+    memory: float
+    """Bytes per second of kernels that are bound by memory."""
+    exposed_bytes: float
+    """Share of a product's bytes that its operations do not hide."""
+    launch_s: float
+    """Seconds between two kernels."""
+    fill_s: float
+    """Seconds of a kernel to fill and drain the device."""
+    processors: int
+    """Parts that compute tiles of a product, one each."""
+    link: float
+    """Stated bytes per second to other devices of the machine, in one direction."""
+    memory_bytes: int
+    slowdown: float = 1.0
+    """Factor on the time of all computation, by which a measurement differs from these rates."""
+
+    def half_wave_s(self, precision: str) -> float:
+        """Seconds in which half the device waits for the last tiles of a product."""
+        return self.processors * TILE_OPERATIONS / 2 / self.rate(precision)
+
+    def rate(self, precision: str) -> float:
+        if precision in self.products:
+            return self.products[precision]
+        known = ", ".join(self.products)
+        raise UserError(
+            "precision-not-on-gpu", f"{self.name} does not compute {precision}; set --train.precision to one of {known}"
+        )
+
+
+@dataclass(frozen=True)
+class Network:
+    """Links inside a machine and between machines: stated bytes per second in one direction, and seconds of a hop."""
+
+    name: str
+    inside: float
+    inside_hop_s: float
+    between: float
+    """Of a whole machine, all its adapters together."""
+    between_hop_s: float
+
+
+@cache
+def _table() -> dict[str, Any]:
+    return tomllib.loads(files("bertrain.config").joinpath("devices.toml").read_text())
+
+
+def gpu_names() -> list[str]:
+    return list(_table()["gpu"])
+
+
+def find_gpu(name: str) -> Gpu:
+    """The GPU of this name in the table."""
+    if name not in gpu_names():
+        raise UserError("unknown-gpu", f"--gpu {name} is not in the table of GPUs, which has {', '.join(gpu_names())}")
+    entry, achieved = _table()["gpu"][name], _table()["achieved"]
+    peak = {precision: 1e12 * tera for precision, tera in entry["peak"].items()}
+    shares = {precision: achieved["products_fp8" if precision == "fp8" else "products"] for precision in peak}
+    return Gpu(
+        name=name,
+        products={precision: shares[precision] * rate for precision, rate in peak.items()},
+        attention_share=achieved["attention"] / achieved["products"],
+        memory=achieved["memory"] * 1e9 * entry["bandwidth"],
+        exposed_bytes=achieved["exposed_bytes"],
+        launch_s=1e-6 * achieved["launch_us"],
+        fill_s=1e-6 * achieved["fill_us"],
+        processors=entry["processors"],
+        link=1e9 * entry["link"],
+        memory_bytes=int(entry["memory"] * (1 << 30)),
+    )
+
+
+def gpu_like(device: str) -> Gpu | None:
+    """The GPU of the table that CUDA calls `device`, such as NVIDIA H100 80GB HBM3; None if there is none."""
+    name = device.lower().replace("-sxm4-80gb", "").replace("-sxm4-40gb", "-40").replace("pcie", "-pcie")
+    words = re.split(r"[\s]+", name.removeprefix("nvidia ").replace("geforce rtx ", "rtx"))
+    return find_gpu(words[0]) if words[0] in gpu_names() else None
+
+
+def find_network(text: str, gpu: Gpu, per_node: int) -> Network:
+    """The network `text`: INSIDE+BETWEEN by name, adapters in front as in nvlink+4xib-hdr, or a .toml file."""
+    if text.endswith(".toml"):
+        return _read_network(Path(text))
+    inside_name, _, between_name = text.partition("+")
+    adapters, _, between_name = (between_name or "ib-ndr").rpartition("x")
+    inside, between = _table()["inside"].get(inside_name), _table()["between"].get(between_name)
+    if inside is None or between is None or (adapters and not adapters.isdecimal()):
+        known = f"{', '.join(_table()['inside'])} inside a machine and {', '.join(_table()['between'])} between them"
+        raise UserError(
+            "unknown-network",
+            f"--network {text} is not INSIDE+BETWEEN of known links: {known}, such as nvlink+4xib-hdr; or give a file",
+        )
+    number = int(adapters) if adapters else per_node  # one adapter for each GPU
+    link = gpu.link if between_name == "nvlink" else 1e9 * between["gb_per_s"]
+    return Network(
+        name=text,
+        inside=1e9 * inside["gb_per_s"] if "gb_per_s" in inside else gpu.link,
+        inside_hop_s=1e-6 * inside["hop_us"],
+        between=number * link,
+        between_hop_s=1e-6 * between["hop_us"],
+    )
+
+
+NETWORK_KEYS = {"inside_gb_per_s", "inside_hop_us", "between_gb_per_s", "between_hop_us"}
+
+
+def _read_network(path: Path) -> Network:
+    try:
+        found = tomllib.loads(path.read_text())
+        values = {name: float(found[name]) for name in NETWORK_KEYS}
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        needed = ", ".join(sorted(NETWORK_KEYS))
+        raise UserError("bad-network-file", f"{path} is no network ({error!r}); it needs {needed}") from None
+    if found.keys() - NETWORK_KEYS or min(values.values()) <= 0:
+        raise UserError("bad-network-file", f"{path} must hold {', '.join(sorted(NETWORK_KEYS))}, all above 0")
+    return Network(
+        path.stem,
+        1e9 * values["inside_gb_per_s"],
+        1e-6 * values["inside_hop_us"],
+        1e9 * values["between_gb_per_s"],
+        1e-6 * values["between_hop_us"],
+    )
+
+
+def with_ceilings(gpu: Gpu, precision: str, operations_per_s: float, bytes_per_s: float) -> Gpu:
+    """`gpu` with the speed of a product and of a copy as a profile measured them."""
+    return replace(
+        gpu,
+        products=gpu.products | {precision: operations_per_s},
+        memory=_table()["achieved"]["memory"] / 0.887 * bytes_per_s,  # an H200's copy reaches 0.887 of its bandwidth
+    )
+
+
+def unknown_device(operations_per_s: float, bytes_per_s: float, precision: str) -> Gpu:
+    """A device that only a profile describes, such as a CPU."""
+    like = find_gpu("h200")
+    gpu = replace(like, name="profiled device", products={precision: like.products["bf16"]})
+    gpu = replace(gpu, memory_bytes=1 << 62, processors=0)
+    return with_ceilings(gpu, precision, operations_per_s, bytes_per_s)

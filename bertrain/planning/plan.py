@@ -1,0 +1,292 @@
+"""A run planned before anybody pays: step time, steps, hours and money for some number of GPUs, and backwards.
+
+bertrain's bins are a pure function of the lengths, so what each of thousands of ranks computes is known without them.
+step_time.py has the model and its assumptions. A run is its steps, the evaluations between them, and a start-up.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from bertrain.base.errors import UserError
+from bertrain.base.units import parse_shares
+from bertrain.config.choices import EngineName, PolicyName
+from bertrain.config.settings import Settings
+from bertrain.data.feed.balance import per_rank
+from bertrain.data.feed.batching import (
+    capacity_for,
+    choose_policy,
+    step_by_sequences,
+    step_by_shares,
+    step_by_tokens,
+    strata_of,
+)
+from bertrain.data.formats.masking import Ints, count_predictions
+from bertrain.data.formats.pack import read_lengths
+from bertrain.data.formats.source import DataSource
+from bertrain.planning.convergence import evaluation_interval, samples_to_target
+from bertrain.planning.devices import find_network, gpu_like
+from bertrain.planning.memory_fit import BUDGET_STEP, Place, refuse_too_little, smallest_budget, with_budget
+from bertrain.planning.step_time import (
+    FORWARD,
+    Cluster,
+    Design,
+    Load,
+    StepTime,
+    compute_seconds,
+    has_kernels,
+    step_time,
+)
+
+STEPS = 3  # that are dealt into bins for a plan
+DRAWN = 200_000  # lengths drawn from a histogram
+START_UP_S = 0.6  # within the run: the first 150,000 samples of NVIDIA's 8 H200 take that much longer than the next
+TUNED_POLICIES: tuple[PolicyName, ...] = ("budget", "exchange", "packed")
+EVALUATED = 10_000  # MLPerf's evaluation set
+
+
+def lengths_of(table: Path, longest: int) -> Ints:
+    """Lengths drawn from a .csv with the columns length and sequences, of those up to `longest`."""
+    histogram = read_lengths(table)[: longest + 1]
+    if not histogram.sum():
+        raise UserError("empty-data", f"{table} has no sequence of up to {longest} tokens")
+    return np.random.default_rng(0).choice(len(histogram), DRAWN, p=histogram / histogram.sum())
+
+
+def deal_steps(settings: Settings, lengths: Ints, ranks: int, steps: int = STEPS) -> tuple[list[Load], float]:
+    """What each rank computes in the first steps, by the recipe's policy, and the mean sequences of a step."""
+    batch, data = settings.batch, settings.data
+    policy = choose_policy(batch.policy, group_size=batch.group_size, packing=batch.packing)
+    mean = float(lengths.mean())
+    capacity = capacity_for(
+        batch.token_budget,
+        bin_sequences=batch.bin_sequences,
+        mean_length=data.max_seq_length if policy.pads_each else mean,
+        max_predictions=data.max_predictions,
+        mask_probability=data.mask_probability,
+    )
+    shares = parse_shares(batch.shares)
+    strata = strata_of(lengths.astype(np.int32), data.max_seq_length, shares) if shares else []
+    loads, position = list[Load](), 0
+    for _ in range(steps):
+        if shares:
+            _, rows = step_by_shares(position, batch.sequences, strata, shares, settings.train.seed)
+        elif batch.sequences:
+            _, rows = step_by_sequences(position, batch.sequences, len(lengths), settings.train.seed)
+        else:
+            _, rows = step_by_tokens(position, batch.tokens, lengths.astype(np.int32), mean, settings.train.seed)
+        position += len(rows)
+        sizes = lengths[rows], count_predictions(lengths[rows], data.max_predictions, data.mask_probability)
+        of_bins = []
+        for members in policy.deal(*sizes, capacity, data.max_seq_length):
+            own = sizes[0][members]
+            shape = policy.shape_of(own, sizes[1][members], capacity, data.max_seq_length)
+            boundaries = policy.lay_out(own, shape.tokens, data.max_seq_length).boundaries
+            pairs = int(np.square(np.diff(boundaries)).sum())
+            of_bins.append((1, shape.tokens, pairs, shape.predictions, shape.sequences))
+        loads.append(Load(*per_rank(of_bins, ranks).T.astype(float)))
+    return loads, position / steps
+
+
+def full_bins(settings: Settings, tokens: float, bins: float, lengths: Ints) -> Load:
+    """One rank's full bins of examples of these lengths, as `bertrain profile` computes them."""
+    squares = float((lengths.astype(float) ** 2).sum() / lengths.sum())
+    sizes = bins, tokens, tokens * squares, settings.data.mask_probability * tokens, tokens / float(lengths.mean())
+    return Load(*(np.array([float(size)]) for size in sizes))
+
+
+@dataclass(frozen=True)
+class Wish:
+    """What a plan is asked for."""
+
+    settings: Settings
+    lengths: Ints
+    cluster: Cluster
+    """Its `count` is replaced by each number of GPUs that is tried."""
+    target: float = 0.0
+    """Masked-word accuracy to train to, by MLPerf's convergence points; 0: the recipe's steps."""
+    jitter: float = 0.01
+    price: float = 0.0
+    """Of one GPU for an hour."""
+
+
+@dataclass(frozen=True)
+class Plan:
+    """A run on `count` GPUs."""
+
+    count: int
+    token_budget: int
+    policy: PolicyName
+    step: StepTime
+    idle: float
+    """Share of the ranks' time in which they wait for the busiest."""
+    sequences_per_step: float
+    steps: int
+    evaluation_s: float
+    seconds: float
+    gpu_hours: float
+    price: float
+
+    @property
+    def sequences_per_s(self) -> float:
+        """While it trains."""
+        return self.sequences_per_step / self.step.seconds
+
+    def facts(self) -> dict[str, Any]:
+        parts = {name: round(1e3 * seconds, 4) for name, seconds in self.step.parts.items()}
+        named = {name: value for name, value in self.__dict__.items() if name != "step"}
+        return named | {
+            "step_ms": 1e3 * self.step.seconds, "parts_ms": parts, "sequences_per_s": self.sequences_per_s
+        }  # fmt: skip
+
+
+def make_plan(wish: Wish, count: int) -> Plan:
+    """The run on `count` GPUs; refuses one that does not fit into their memory."""
+    settings, cluster = wish.settings, replace(wish.cluster, count=count)
+    design = Design.of(settings)
+    refuse_too_little(settings, place_of(wish, count), is_begun=False)
+    loads, sequences = deal_steps(settings, wish.lengths, count)
+    step = step_time(settings, loads, cluster, design, jitter=wish.jitter)
+    batch = settings.nominal_sequences or sequences
+    if wish.target:
+        samples = samples_to_target(batch, wish.target)
+        steps = math.ceil(samples / sequences)
+        evaluations = samples / evaluation_interval(batch)
+    else:
+        steps = settings.train.last_step() or 0
+        if not steps:
+            raise UserError("no-steps-to-plan", "the recipe trains for a time, not for steps; set --train.max_steps")
+        every = settings.evaluate.every_samples
+        evaluations = steps * sequences / every if settings.evaluates and every else 0.0
+    evaluation = evaluations * evaluation_seconds(settings, cluster, design, EVALUATED)
+    seconds = START_UP_S + steps * step.seconds + evaluation
+    hours = count * seconds / 3600
+    waiting = step.imbalance / (step.seconds - step.exchange - step.optimizer - step.stragglers)
+    return Plan(count, settings.batch.token_budget, settings.batch.policy, step, waiting, sequences, steps, evaluation,
+                seconds, hours, hours * wish.price)  # fmt: skip
+
+
+def place_of(wish: Wish, count: int) -> Place:
+    """The memory of one of `count` GPUs."""
+    source, gpu = DataSource(), wish.cluster.gpu
+    source.lengths = wish.lengths.astype(np.int32)
+    engine: EngineName = "fused" if has_kernels(wish.settings) else "compiled"
+    return Place(source, count, engine, True, gpu.memory_bytes, f"of one {gpu.name}")
+
+
+def evaluation_seconds(
+    settings: Settings, cluster: Cluster, design: Design, examples: int, *, length: float = 0, at_once: int = 64
+) -> float:
+    """A forward pass over `examples` of `length` tokens each, shared by all GPUs; default: packed, of mean length."""
+    length = length or settings.data.max_seq_length / 2
+    own = math.ceil(examples / cluster.count)
+    bins = math.ceil(own / at_once)
+    load = Load(*(np.array([number]) for number in (bins, own * length, own * length**2, own * 0.15 * length, own)))
+    return FORWARD * float(compute_seconds(settings, load, cluster.gpu, design).sum())
+
+
+def fewest_gpus(wish: Wish, within_s: float, most: int) -> Plan:
+    """The plan with the fewest GPUs that ends within `within_s`; numbers are whole machines, or powers of 2 of one."""
+    for count in _counts(wish.cluster.per_node, most):
+        if (plan := _try(wish, count)) is not None and plan.seconds <= within_s:
+            return plan
+    raise UserError("no-such-plan", f"up to {most:,} of {wish.cluster.gpu.name} do not end within {within_s:,.0f} s")
+
+
+def fastest_for(wish: Wish, money: float, most: int) -> Plan:
+    """The fastest plan that costs at most `money`."""
+    if not wish.price:
+        raise UserError("no-price", "--spend needs --price, the price of one GPU for an hour")
+    plans = (_try(wish, count) for count in _counts(wish.cluster.per_node, most))
+    affordable = [plan for plan in plans if plan is not None and plan.price <= money]
+    if not affordable:
+        raise UserError("no-such-plan", f"no number of GPUs up to {most:,} ends for {money:g}")
+    return min(affordable, key=lambda plan: plan.seconds)
+
+
+def best_batching(wish: Wish, plan: Plan) -> Plan:
+    """The plan with the most sequences per second on as many GPUs: `plan`, or one of other policies and token budgets.
+
+    Budgets: those with which each rank computes one, two or four bins, with some room to balance them.
+    """
+    settings, found = wish.settings, [plan]
+    tokens = settings.batch.tokens or settings.batch.sequences * float(wish.lengths.mean())
+    budgets = {
+        max(smallest_budget(settings), math.ceil(room * tokens / (bins * plan.count) / BUDGET_STEP) * BUDGET_STEP)
+        for bins in (1, 2, 4)
+        for room in (1.0, 1.02, 1.05, 1.1)
+    }
+    for budget, policy in itertools.product(sorted(budgets), TUNED_POLICIES):
+        changed = with_budget(settings, budget)
+        changed = replace(
+            changed, batch=replace(changed.batch, policy=policy, group_size=0, shares="", bin_sequences=0)
+        )
+        if (other := _try(replace(wish, settings=changed), plan.count)) is not None:
+            found.append(other)
+    return max(found, key=lambda one: one.sequences_per_s)
+
+
+def _try(wish: Wish, count: int) -> Plan | None:
+    """The plan, or None where it does not fit."""
+    try:
+        return make_plan(wish, count)
+    except UserError as error:
+        if error.code != "out-of-memory":
+            raise
+        return None
+
+
+def _counts(per_node: int, most: int) -> Iterable[int]:
+    """1, 2, 4 ... a machine; then machines, each number at most an eighth above the last."""
+    count = 1
+    while count < per_node:
+        yield count
+        count *= 2
+    nodes = 1
+    while nodes * per_node <= most:
+        yield nodes * per_node
+        nodes = max(nodes + 1, nodes * 9 // 8)
+
+
+def table_text(plans: Sequence[Plan], currency: str = "EUR") -> str:
+    """A table of plans, with where each step's time goes."""
+    heads = ["GPUs", "ms/step", *plans[0].step.parts, "idle", "sequences/s", "steps", "time", "GPU-hours", currency]
+    rows = []
+    for plan in plans:
+        parts = [f"{1e3 * seconds:.2f}" for seconds in plan.step.parts.values()]
+        rows.append(
+            [f"{plan.count:,}", f"{1e3 * plan.step.seconds:.2f}", *parts, f"{plan.idle:.1%}",
+             f"{plan.sequences_per_s:,.0f}", f"{plan.steps:,}", _time(plan.seconds), f"{plan.gpu_hours:,.2f}",
+             f"{plan.price:,.2f}"]
+        )  # fmt: skip
+    if not any(plan.price for plan in plans):
+        heads, rows = heads[:-1], [row[:-1] for row in rows]
+    widths = [max(map(len, column)) for column in zip(heads, *rows, strict=True)]
+    return "\n".join(
+        "  ".join(cell.rjust(width) for cell, width in zip(row, widths, strict=True)) for row in (heads, *rows)
+    )
+
+
+def describe_run(settings: Settings, lengths: Ints, world: int, device: str) -> list[str]:
+    """The plan of `world` ranks on this machine's GPUs, which CUDA calls `device`; empty if the table has none such."""
+    gpu, steps = gpu_like(device), settings.train.last_step()
+    if gpu is None or settings.train.precision not in gpu.products:
+        return []
+    cluster = Cluster(gpu, find_network("nvlink", gpu, world), world, world)
+    loads, _ = deal_steps(settings, lengths, world)
+    step = step_time(settings, loads, cluster, Design.of(settings), jitter=0.01)
+    end = f", {_time(START_UP_S + steps * step.seconds)} for {steps:,} steps" if steps else ""
+    return [f"time by `bertrain plan` for {world} {gpu.name}: {1e3 * step.seconds:.1f} ms a step{end}"]
+
+
+def _time(seconds: float) -> str:
+    if seconds < 120:
+        return f"{seconds:.1f} s"
+    return f"{seconds / 60:.2f} min" if seconds < 7200 else f"{seconds / 3600:.1f} h"

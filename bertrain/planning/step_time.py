@@ -1,0 +1,245 @@
+"""The time of a training step on any number of GPUs, from the bins of its ranks.
+
+Assumptions:
+- A bin's time is linear in its tokens, pairs of tokens, predictions and sequences. Products take their operations at
+  the rate of one large product and 40 % of their bytes on top; attention its operations and its bytes; LayerNorm, GELU
+  and the optimizer their bytes. Every kernel takes 5.1 us more (launch, filling and draining the GPU), a product half a
+  wave of its tiles. The shares are measured on an H200 and taken for all GPUs; a measured step of the same GPU scales
+  all of them by one factor.
+- A backward pass takes twice as long as a forward pass, and completes gradients at an even rate. Buckets are exchanged
+  one after another while it runs, without slowing it. Clipping of each rank's own gradient waits for its end.
+- NCCL reaches 80 % of a link's stated bandwidth, and takes the fastest of ring, tree and hierarchy. Links are shared
+  with nobody.
+- All ranks wait for the slowest. Its bins are known; the rest is a normal distribution of a given width, drawn anew for
+  every rank and step.
+- Reading data, logging and checkpoints are hidden behind computation.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Literal
+
+import numpy as np
+import numpy.typing as npt
+
+from bertrain.config.model_size import count_parameters
+from bertrain.config.settings import Settings
+from bertrain.planning.collectives import Group, all_reduce, finish_exchange, gather
+from bertrain.planning.costs import (
+    ATTENTION,
+    ATTENTION_OUT,
+    EMBEDDINGS,
+    FEED_FORWARD,
+    GELU,
+    HEADS,
+    NARROW,
+    NORM,
+    OPTIMIZER,
+    QKV,
+)
+from bertrain.planning.costs import required_costs as costs_of
+from bertrain.planning.devices import Gpu, Network
+
+Floats = npt.NDArray[np.float64]
+FORWARD = 1 / 3  # of the time of a bin
+LAUNCHES = 40, 15, 30  # kernels of a layer and of the rest of a bin, both ways; and of an update
+LAYER_PRODUCTS = 12  # of them: four matrices, forward and two gradients
+NARROWEST_HEAD = 64  # attention is bound by instructions for each score: narrower heads save nothing
+SCATTERED = 10  # times the time of their bytes, that embeddings take: their gradients go to scattered rows
+COMPILED = 1.4  # times the fused engine's time, without its kernels: benchmarks/results/gpu_portable.json
+KINDS = "products", "attention", "memory", "launches"
+PRODUCTS = (QKV, ATTENTION_OUT, FEED_FORWARD, HEADS)
+
+
+@dataclass(frozen=True)
+class Load:
+    """What each rank computes in one step, padding included: one number for each rank."""
+
+    bins: Floats
+    tokens: Floats
+    pairs: Floats
+    predictions: Floats
+    sequences: Floats
+
+
+@dataclass(frozen=True)
+class _Size:
+    tokens: float = 0
+    pairs: float = 0
+    predictions: float = 0
+    sequences: float = 0
+
+
+@dataclass(frozen=True)
+class Design:
+    """How a program exchanges gradients and updates weights."""
+
+    gradient_bytes: int = 4
+    buckets: int = 1
+    overlaps: bool = True
+    """Whether buckets are exchanged during the backward pass."""
+    sharded: Literal["no", "node", "all"] = "no"
+    """Which ranks share the update: none, those of a machine, or all."""
+    weight_bytes: int = 4
+    """Of a parameter that is gathered after a sharded update."""
+    is_fused: bool = True
+    """Whether the last layer is computed only for the rows that the heads read."""
+    launches: float = 1.0
+    """Kernels of a bin, as a multiple of bertrain's."""
+
+    @staticmethod
+    def of(settings: Settings) -> Design:
+        """bertrain's own."""
+        train = settings.train
+        width = 4 if train.exchange_precision == "fp32" else 2
+        buckets = -(-4 * count_parameters(settings.model)[0] // (train.bucket_mb << 20))
+        return Design(
+            gradient_bytes=width,
+            buckets=buckets,
+            overlaps=settings.optimizer.clipping != "local",
+            sharded="all" if settings.optimizer.sharded else "no",
+            is_fused=has_kernels(settings),
+        )
+
+
+@dataclass(frozen=True)
+class Cluster:
+    """The devices of a run."""
+
+    gpu: Gpu
+    network: Network
+    count: int
+    per_node: int = 8
+
+    @property
+    def group(self) -> Group:
+        inside = min(self.count, self.per_node)
+        return Group(-(-self.count // inside), inside, self.network)
+
+
+@dataclass(frozen=True)
+class StepTime:
+    """Seconds of a step, by where they go."""
+
+    products: float
+    attention: float
+    memory: float
+    launches: float
+    imbalance: float
+    """The busiest rank's time beyond the mean."""
+    stragglers: float
+    exchange: float
+    """Of gradients and weights, beyond the backward pass."""
+    optimizer: float
+
+    @property
+    def parts(self) -> dict[str, float]:
+        return dict(self.__dict__)
+
+    @property
+    def seconds(self) -> float:
+        return sum(self.parts.values())
+
+
+def has_kernels(settings: Settings) -> bool:
+    return settings.train.precision in ("bf16", "fp8")
+
+
+def _seconds_of(settings: Settings, size: _Size, gpu: Gpu, design: Design) -> Floats:
+    """Seconds of one bin of this size: products, attention, memory-bound kernels, launches."""
+    precision, model = settings.train.precision, settings.model
+    costs = costs_of(settings, size, is_fused=design.is_fused)
+    wide = "bf16" if precision == "fp8" else precision
+    products = 0.0
+    for part in PRODUCTS:
+        operations, moved = costs[part]
+        rate = gpu.rate(wide if part == HEADS else precision)
+        products += operations / rate + (1.0 if part == HEADS else gpu.exposed_bytes) * moved / gpu.memory
+    operations, moved = costs[ATTENTION]
+    operations *= max(1.0, NARROWEST_HEAD * model.num_heads / model.hidden_size)
+    attention = operations / (gpu.attention_share * gpu.rate(wide)) + moved / gpu.memory
+    memory = (costs[NORM][1] + costs[GELU][1] + SCATTERED * costs[EMBEDDINGS][1]) / gpu.memory
+    if precision == "fp8":  # 8-bit copies, as they lie and transposed, of what products read
+        copied = model.num_layers * (16 * model.hidden_size + 4 * model.intermediate_size)
+        memory += size.tokens * copied / gpu.memory
+    number = design.launches * (LAUNCHES[0] * model.num_layers + LAUNCHES[1])
+    tails = LAYER_PRODUCTS * model.num_layers * (gpu.half_wave_s(precision) - gpu.fill_s)
+    launches = number * (gpu.launch_s + gpu.fill_s) + tails
+    return np.array([products, attention, memory, launches])
+
+
+def compute_seconds(settings: Settings, load: Load, gpu: Gpu, design: Design) -> Floats:
+    """Seconds of each rank's bins, one row for each rank: products, attention, memory-bound kernels, launches."""
+    empty = _seconds_of(settings, _Size(), gpu, design)
+
+    def each(size: _Size) -> Floats:
+        return _seconds_of(settings, size, gpu, design) - empty
+
+    units = [each(_Size(**{name: 1e6})) / 1e6 for name in ("tokens", "pairs", "predictions", "sequences")]
+    sizes = (load.tokens, load.pairs, load.predictions, load.sequences)
+    found = np.outer(load.bins, empty) + sum(np.outer(size, unit) for size, unit in zip(sizes, units, strict=True))
+    slower = 1.0 if has_kernels(settings) or not design.is_fused else COMPILED
+    return np.asarray(gpu.slowdown * slower * found)
+
+
+def optimizer_seconds(settings: Settings, cluster: Cluster, design: Design) -> float:
+    """The update of a rank's share of the weights; the norm of the whole gradient is part of it."""
+    operations, moved = costs_of(settings, _Size(), is_fused=design.is_fused)[OPTIMIZER]
+    share = {"no": 1, "node": cluster.group.per_node, "all": cluster.count}[design.sharded]
+    wide = settings.train.precision if settings.train.precision in NARROW else "fp32"
+    work = operations / cluster.gpu.rate("bf16" if wide == "fp8" else wide) + moved / cluster.gpu.memory
+    return work / share + LAUNCHES[2] * (cluster.gpu.launch_s + cluster.gpu.fill_s)
+
+
+def exchange_seconds(parameters: int, cluster: Cluster, design: Design, backward_s: float) -> float:
+    """Seconds that the exchange of gradients, and of weights after a sharded update, adds to the computation."""
+    group = cluster.group
+    if group.size == 1:
+        return 0.0
+    bucket = design.gradient_bytes * parameters / design.buckets
+    if design.sharded == "all" or (design.sharded == "node" and group.nodes == 1):
+        each = gather(bucket, group)  # a reduce-scatter
+    else:
+        each = all_reduce(bucket, group)
+    ready = [backward_s * (number + 1) / design.buckets if design.overlaps else backward_s
+             for number in range(design.buckets)]  # fmt: skip
+    exposed = finish_exchange(ready, each) - backward_s + all_reduce(0, group)  # of the norm and the sums of the loss
+    holders = {"no": None, "node": group.machine, "all": group}[design.sharded]
+    return exposed + (gather(design.weight_bytes * parameters, holders) if holders is not None else 0.0)
+
+
+def step_time(
+    settings: Settings, loads: list[Load], cluster: Cluster, design: Design, *, jitter: float, seed: int = 0
+) -> StepTime:
+    """The mean step over some steps' loads; `jitter` is the width of the ranks' times, as a share of them."""
+    parameters, _ = count_parameters(settings.model)
+    draw, found = np.random.default_rng(seed), []
+    for load in loads:
+        by_kind = compute_seconds(settings, load, cluster.gpu, design)
+        own = by_kind.sum(axis=1)
+        slowest = float((own * (1 + jitter * draw.standard_normal(len(own)))).max()) if len(own) > 1 else float(own[0])
+        backward = (1 - FORWARD) * slowest / max(1.0, float(load.bins.max()))  # of the last bin: only it sends
+        found.append(
+            StepTime(
+                **dict(zip(KINDS, by_kind.mean(axis=0).tolist(), strict=True)),
+                imbalance=float(own.max() - own.mean()),
+                stragglers=slowest - float(own.max()),
+                exchange=exchange_seconds(parameters, cluster, design, backward),
+                optimizer=optimizer_seconds(settings, cluster, design),
+            )
+        )
+    return StepTime(**{name: float(np.mean([one.parts[name] for one in found])) for name in found[0].parts})
+
+
+def calibrated(
+    settings: Settings, loads: list[Load], cluster: Cluster, design: Design, measured_s: float, *, jitter: float
+) -> Gpu:
+    """The GPU with the slowdown at which a step takes `measured_s`."""
+    low, high = 0.05, 20.0
+    for _ in range(40):
+        middle = (low * high) ** 0.5
+        gpu = replace(cluster.gpu, slowdown=middle)
+        took = step_time(settings, loads, replace(cluster, gpu=gpu), design, jitter=jitter).seconds
+        low, high = (middle, high) if took < measured_s else (low, middle)
+    return replace(cluster.gpu, slowdown=(low * high) ** 0.5)

@@ -1,0 +1,37 @@
+"""The picture of a plan: time over the number of GPUs, and where the time of each step goes."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from bertrain.base.errors import UserError
+from bertrain.base.extras import import_extra
+from bertrain.planning.plan import Plan
+
+FORMATS = (".svg", ".png", ".pdf")
+
+
+def draw_plans(plans: Sequence[Plan], gpu: str, path: Path) -> None:
+    """Write the picture to `path`, in the format of its suffix."""
+    if path.suffix not in FORMATS:
+        raise UserError("bad-picture", f"--plot {path} must end in {', '.join(FORMATS)}")
+    figure = import_extra("matplotlib.figure").Figure(figsize=(11, 4.2), layout="constrained")
+    time, parts = figure.subplots(1, 2)
+    counts = [plan.count for plan in plans]
+    time.plot(counts, [plan.seconds for plan in plans], "o-")
+    time.set(xscale="log", xlabel=f"number of {gpu}", ylabel="seconds", title="predicted time to train")
+    time.set_xticks(counts, [f"{count:,}" for count in counts])
+    time.minorticks_off()
+    time.set_ylim(bottom=0)
+    time.grid(alpha=0.3)
+    places, below = range(len(plans)), [0.0] * len(plans)
+    for name in plans[0].step.parts:
+        heights = [1e3 * plan.step.parts[name] for plan in plans]
+        parts.bar(places, heights, bottom=below, label=name)
+        below = [low + height for low, height in zip(below, heights, strict=True)]
+    parts.set_xticks(places, [f"{count:,}" for count in counts])
+    parts.set(xlabel=f"number of {gpu}", ylabel="milliseconds", title="where a step's time goes")
+    parts.legend(fontsize=8, loc="upper left", bbox_to_anchor=(1, 1))
+    path.parent.mkdir(parents=True, exist_ok=True)
+    figure.savefig(path)

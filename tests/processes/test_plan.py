@@ -1,0 +1,55 @@
+"""`bertrain plan` on the command line: its table, JSON and picture, its errors, and a profile to calibrate on."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from tests import helpers
+
+ROOT = Path(__file__).parents[2]
+MLPERF = ("plan", "mlperf-nvidia-1x8x48-packed", "--lengths", ROOT / "benchmarks" / "wikipedia-512.csv")
+
+
+def test_a_plan_as_json_and_as_a_picture(tmp_path: Path) -> None:
+    picture = tmp_path / "plan.svg"
+    command = (*MLPERF, "--gpu", "h200", "--count", "8,16", "--target", "0.72", "--price", "3", "--plot", picture)
+    found = json.loads(helpers.bertrain(*command, "--json").stdout)
+    eight, sixteen = found["plans"]
+    assert (eight["count"], sixteen["count"]) == (8, 16)
+    assert eight["steps"] == pytest.approx(3346, abs=20)
+    assert sum(eight["parts_ms"].values()) == pytest.approx(eight["step_ms"], abs=0.01)
+    assert eight["price"] == pytest.approx(3 * eight["gpu_hours"])
+    assert "where a step's time goes" in picture.read_text() or picture.stat().st_size > 1000
+
+
+def test_a_profile_calibrates_the_gpu() -> None:
+    """That of an H200 in the tests' data: 95.2 ms where the table has less."""
+    profile = ROOT / "tests" / "data" / "profile-h200"
+    printed = helpers.bertrain(*MLPERF, "--gpu", "h200", "--calibrate", profile, "--within", "10m").stdout
+    assert "calibrated on" in printed
+    assert "95.19 ms" in printed
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "named"),
+    [
+        (("--gpu", "h900"), "unknown-gpu", "h200"),
+        (("--gpu", "h100", "--target", "0.72", "--batch.sequences", "64", "--batch.tokens", "0",
+          "--mlperf.global_batch_size", "0"), "no-convergence-points", "16,384"),
+        (("--gpu", "a100"), "precision-not-on-gpu", "fp8"),
+        (("--gpu", "rtx4090"), "out-of-memory", "rtx4090"),
+        (("--gpu", "h100", "--count", "8,many"), "bad-count", "many"),
+        (("--gpu", "h100", "--network", "string"), "unknown-network", "ib-hdr"),
+        (("--gpu", "h100", "--data", "."), "conflicting-options", "--lengths"),
+        (("--gpu", "h100", "--plot", "plan.txt"), "bad-picture", ".svg"),
+    ],
+)  # fmt: skip
+def test_bad_input_is_refused(arguments: tuple[str, ...], code: str, named: str) -> None:
+    done = helpers.bertrain(*MLPERF, *arguments, check=False)
+    assert done.returncode == 2
+    assert f"[{code}]" in done.stderr
+    assert named in done.stderr
+    assert done.stdout == ""

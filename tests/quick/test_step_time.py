@@ -1,0 +1,264 @@
+"""The plan's model: collectives by hand, properties of step times, convergence points, the table of devices."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from bertrain.config.model_size import count_parameters
+from bertrain.config.resolve import resolve
+from bertrain.planning import collectives, convergence
+from bertrain.planning.collectives import Group, all_reduce, finish_exchange, gather
+from bertrain.planning.devices import LINK_SHARE, Network, find_gpu, find_network, gpu_like, gpu_names
+from bertrain.planning.plan import (
+    Wish,
+    best_batching,
+    deal_steps,
+    describe_run,
+    fastest_for,
+    fewest_gpus,
+    full_bins,
+    lengths_of,
+    make_plan,
+)
+from bertrain.planning.step_time import (
+    Cluster,
+    Design,
+    calibrated,
+    compute_seconds,
+    exchange_seconds,
+    step_time,
+)
+from tests import helpers
+
+ROOT = Path(__file__).parents[2]
+HISTOGRAM = ROOT / "benchmarks" / "wikipedia-512.csv"
+NETWORK = Network("by hand", 100e9 / LINK_SHARE, 1e-6, 10e9 / LINK_SHARE, 10e-6)  # 100 and 10 GB/s reached
+SETTINGS = resolve("mlperf-nvidia-1x8x48-packed", [])
+
+
+def cluster(count: int, gpu: str = "h200", network: str = "nvlink+ib-ndr") -> Cluster:
+    return Cluster(find_gpu(gpu), find_network(network, find_gpu(gpu), 8), count)
+
+
+def wish(**changes: object) -> Wish:
+    return replace(Wish(SETTINGS, lengths_of(HISTOGRAM, 512), cluster(1)), **changes)  # type: ignore[arg-type]
+
+
+# --- collectives, by hand -----------------------------------------------------------------------------
+
+
+def test_a_ring_sends_every_byte_twice_around() -> None:
+    """4 devices of one machine: 2 x 3/4 of 1 GB at 100 GB/s, and 6 hops of 1 us."""
+    assert collectives.ring_all_reduce(1e9, Group(1, 4, NETWORK)) == pytest.approx(15e-3 + 6e-6)
+
+
+def test_a_ring_over_machines_is_as_fast_as_the_links_between_them() -> None:
+    """2 x 4 devices: 2 x 7/8 of 1 GB at 10 GB/s; each way 5 hops inside and 2 between."""
+    assert collectives.ring_all_reduce(1e9, Group(2, 4, NETWORK)) == pytest.approx(0.175 + 2 * (5e-6 + 20e-6))
+
+
+def test_a_tree_has_as_many_hops_as_its_depth() -> None:
+    """8 machines of 4: up and down, 1 GB each, 3 hops inside, 3 between."""
+    assert collectives.tree_all_reduce(1e9, Group(8, 4, NETWORK)) == pytest.approx(2 * (0.1 + 3e-6 + 30e-6))
+
+
+def test_a_hierarchy_sends_a_part_of_each_device_between_machines() -> None:
+    """2 machines of 4: twice 3/4 GB inside at 100 GB/s; 1/4 GB between, once, at a device's 2.5 GB/s."""
+    inside = 2 * (7.5e-3 + 3e-6)
+    assert collectives.hierarchical_all_reduce(1e9, Group(2, 4, NETWORK)) == pytest.approx(inside + 0.1 + 40e-6)
+
+
+def test_small_messages_go_by_tree_and_large_ones_by_the_fastest() -> None:
+    group = Group(64, 8, NETWORK)
+    assert all_reduce(0, group) == pytest.approx(collectives.tree_all_reduce(0, group))
+    for size in (0.0, 1e6, 1e9):
+        ways = (collectives.ring_all_reduce, collectives.tree_all_reduce, collectives.hierarchical_all_reduce)
+        assert all_reduce(size, group) == min(way(size, group) for way in ways)
+
+
+def test_scattering_and_gathering_is_an_all_reduce() -> None:
+    """The bytes are conserved: a ring is a reduce-scatter and an all-gather."""
+    group = Group(4, 8, NETWORK)
+    assert 2 * gather(1e9, group) == pytest.approx(collectives.ring_all_reduce(1e9, group))
+
+
+def test_one_device_exchanges_nothing() -> None:
+    assert all_reduce(1e9, Group(1, 1, NETWORK)) == gather(1e9, Group(1, 1, NETWORK)) == 0
+
+
+def test_buckets_wait_for_their_gradients_and_for_each_other() -> None:
+    assert finish_exchange([1, 2, 3], 0.5) == 3.5
+    assert finish_exchange([1, 2, 3], 2) == 7
+    assert finish_exchange([3, 3, 3], 2) == 9
+
+
+# --- a step -------------------------------------------------------------------------------------------
+
+
+def test_more_gpus_never_slow_the_computation_of_a_rank() -> None:
+    lengths, design = lengths_of(HISTOGRAM, 512), Design.of(SETTINGS)
+    busiest = []
+    for ranks in (1, 2, 4, 8, 16):
+        loads, _ = deal_steps(SETTINGS, lengths, ranks)
+        busiest.append(
+            max(compute_seconds(SETTINGS, load, find_gpu("h200"), design).sum(axis=1).max() for load in loads)
+        )
+    assert busiest == sorted(busiest, reverse=True)
+
+
+def test_dealing_conserves_the_work() -> None:
+    """However many ranks there are, they compute the same bins."""
+    lengths = lengths_of(HISTOGRAM, 512)
+    for name in ("bins", "tokens", "pairs", "predictions"):
+        sums = {getattr(deal_steps(SETTINGS, lengths, ranks, 1)[0][0], name).sum() for ranks in (1, 8, 64)}
+        assert len(sums) == 1
+
+
+def test_compute_time_is_that_of_its_parts() -> None:
+    """Linear in the load: two bins take twice one, and a rank without bins takes nothing."""
+    gpu, design = find_gpu("h100"), Design.of(SETTINGS)
+    one, two = (
+        compute_seconds(SETTINGS, full_bins(SETTINGS, 24576 * bins, bins, np.array([256])), gpu, design)
+        for bins in (1, 2)
+    )
+    assert two == pytest.approx(2 * one)
+    assert not compute_seconds(SETTINGS, full_bins(SETTINGS, 0, 0, np.array([256])), gpu, design).any()
+
+
+def test_sixteen_bits_halve_the_exchange_and_overlap_hides_it() -> None:
+    parameters, _ = count_parameters(SETTINGS.model)
+    wide, narrow = (Design(gradient_bytes=size, overlaps=False) for size in (4, 2))
+    there = cluster(64)
+    scalars = all_reduce(0, there.group)
+    hops = all_reduce(1, there.group)
+    whole, half = (exchange_seconds(parameters, there, design, 0.05) - scalars - hops for design in (wide, narrow))
+    assert half == pytest.approx(whole / 2, rel=0.01)
+    hidden = replace(wide, overlaps=True, buckets=50)
+    assert exchange_seconds(parameters, there, hidden, 10.0) < 0.05 * exchange_seconds(parameters, there, wide, 10.0)
+
+
+def test_the_slowest_rank_is_drawn_by_seed() -> None:
+    loads, _ = deal_steps(SETTINGS, lengths_of(HISTOGRAM, 512), 8)
+    design = Design.of(SETTINGS)
+
+    def took(jitter: float, seed: int) -> float:
+        return step_time(SETTINGS, loads, cluster(8), design, jitter=jitter, seed=seed).seconds
+
+    assert took(0.02, 1) == took(0.02, 1) != took(0.02, 2)
+    assert took(0, 1) == took(0, 2) < took(0.02, 1)
+
+
+def test_a_calibrated_gpu_takes_the_measured_time() -> None:
+    loads, _ = deal_steps(SETTINGS, lengths_of(HISTOGRAM, 512), 8)
+    design = Design.of(SETTINGS)
+    gpu = calibrated(SETTINGS, loads, cluster(8), design, 0.123, jitter=0)
+    took = step_time(SETTINGS, loads, replace(cluster(8), gpu=gpu), design, jitter=0)
+    assert took.seconds == pytest.approx(0.123)
+    assert sum(took.parts.values()) == took.seconds
+
+
+def test_the_table_is_near_a_measured_step() -> None:
+    """95.5 ms for BERT-Large in bf16 on one H200, 24,576 tokens: benchmarks/results/gpu_pretrain.json."""
+    settings = replace(SETTINGS, train=replace(SETTINGS.train, precision="bf16"))
+    load = full_bins(settings, 24576, 1, lengths_of(HISTOGRAM, 512))
+    found = step_time(settings, [load], cluster(1), Design.of(settings), jitter=0)
+    assert found.seconds == pytest.approx(0.0955, rel=0.03)
+    assert found.exchange == 0
+
+
+# --- convergence points -------------------------------------------------------------------------------
+
+
+def test_convergence_points_are_those_of_the_reference() -> None:
+    assert convergence.samples_to_target(448) == 2_414_421
+    assert convergence.samples_to_target(16384) == 5_505_422
+    middle = (448 * 1536) ** 0.5  # in the middle of two, by logarithm
+    assert convergence.samples_to_target(middle) == pytest.approx((2_414_421 + 2_776_278) / 2)
+
+
+@pytest.mark.parametrize("batch", [255, 16385])
+def test_no_points_outside_the_reference(batch: int) -> None:
+    with helpers.refused("no-convergence-points", "256", "16,384", f"{batch:,}"):
+        convergence.samples_to_target(batch)
+    with helpers.refused("no-convergence-points", "0.8"):
+        convergence.samples_to_target(1024, 0.8)
+
+
+def test_evaluations_follow_the_rule_of_mlperf() -> None:
+    values = {768: 150_000, 3072: 175_000, 4608: 200_000, 8192: 225_000, 13888: 300_000, 16384: 325_000}
+    assert {batch: convergence.evaluation_interval(batch) for batch in values} == values
+
+
+# --- devices ------------------------------------------------------------------------------------------
+
+
+def test_every_gpu_of_the_table_can_be_planned_for() -> None:
+    for name in gpu_names():
+        settings = replace(SETTINGS, train=replace(SETTINGS.train, precision="fp32"))
+        assert step_time(settings, [full_bins(settings, 512, 1, np.array([512]))], cluster(1, name), Design(), jitter=0)
+
+
+def test_names_of_cuda_are_found_in_the_table() -> None:
+    named = {"NVIDIA H100 80GB HBM3": "h100", "NVIDIA A100-SXM4-80GB": "a100", "NVIDIA H200": "h200"}
+    named |= {"NVIDIA A100-SXM4-40GB": "a100-40", "NVIDIA GeForce RTX 4090": "rtx4090"}
+    assert {device: found.name for device in named if (found := gpu_like(device))} == named
+    assert gpu_like("NVIDIA T400 4GB") is None
+
+
+def test_networks_by_name_and_by_file(tmp_path: Path) -> None:
+    gpu = find_gpu("a100")
+    assert find_network("nvlink+4xib-hdr", gpu, 8).between == 100e9
+    assert find_network("nvlink+ib-hdr", gpu, 8).between == 200e9
+    file = tmp_path / "own.toml"
+    file.write_text("inside_gb_per_s = 300\ninside_hop_us = 3\nbetween_gb_per_s = 40\nbetween_hop_us = 10\n")
+    found = find_network(str(file), gpu, 8)
+    speeds = found.inside, found.inside_hop_s, found.between, found.between_hop_s
+    assert speeds == pytest.approx((300e9, 3e-6, 40e9, 1e-5))
+    file.write_text("inside_gb_per_s = 300\n")
+    with helpers.refused("bad-network-file", str(file)):
+        find_network(str(file), gpu, 8)
+    for wrong in ("carrier-pigeon", "nvlink+ib-xyz", "nvlink+axib-hdr"):
+        with helpers.refused("unknown-network", wrong):
+            find_network(wrong, gpu, 8)
+
+
+# --- plans --------------------------------------------------------------------------------------------
+
+
+def test_a_plan_adds_up() -> None:
+    plan = make_plan(wish(target=0.72, price=3.0), 8)
+    assert plan.gpu_hours == pytest.approx(8 * plan.seconds / 3600)
+    assert plan.price == pytest.approx(3 * plan.gpu_hours)
+    assert plan.steps * plan.step.seconds < plan.seconds < 1.1 * plan.steps * plan.step.seconds
+    assert plan.steps == pytest.approx(convergence.samples_to_target(768) / plan.sequences_per_step, abs=1)
+
+
+def test_backwards_questions() -> None:
+    fewest = fewest_gpus(wish(target=0.72), 600, 64)
+    assert fewest.seconds <= 600 < make_plan(wish(target=0.72), fewest.count // 2).seconds
+    cheap = fastest_for(wish(target=0.72, price=3.0), 2.0, 64)
+    assert cheap.price <= 2
+    with helpers.refused("no-such-plan", "64"):
+        fewest_gpus(wish(target=0.72), 1, 64)
+    with helpers.refused("no-price"):
+        fastest_for(wish(), 2.0, 8)
+    now = make_plan(wish(), 64)
+    better = best_batching(wish(), now)
+    assert better.sequences_per_s > 2 * now.sequences_per_s
+    assert better.idle < 0.1
+
+
+def test_a_plan_that_does_not_fit_is_refused() -> None:
+    with helpers.refused("out-of-memory", "rtx4090"):
+        make_plan(wish(cluster=cluster(1, "rtx4090")), 1)
+
+
+def test_a_dry_run_knows_the_gpus_of_the_table() -> None:
+    (line,) = describe_run(SETTINGS, lengths_of(HISTOGRAM, 512), 8, "NVIDIA H200")
+    assert "8 h200" in line
+    assert "3,680 steps" in line
+    assert describe_run(SETTINGS, lengths_of(HISTOGRAM, 512), 8, "NVIDIA T400") == []
