@@ -183,9 +183,11 @@ def files_of(folder: Path) -> dict[str, str]:
 
 def result_of_run(folder: Path) -> dict[str, str]:
     """The losses, all tensors of the newest checkpoint, and the names of all files: nothing is left half-made."""
-    names = [path.relative_to(folder) for path in folder.rglob("*")]
-    found = {str(name): "there" for name in names if not PASSING & set(name.parts)}
     newest = max((folder / "checkpoints").glob("step-*"))
+    # A run that stops saves a checkpoint, so the older ones that are kept may be others.
+    older = {path.name for path in newest.parent.glob("step-*")} - {newest.name}
+    names = [path.relative_to(folder) for path in folder.rglob("*")]
+    found = {str(name): "there" for name in names if not (PASSING | older) & set(name.parts)}
     tensors = {path.name: digest(path) for path in newest.glob("*.safetensors")}
     return found | tensors | {"losses": hashlib.sha256(repr(helpers.losses(folder)).encode()).hexdigest()[:16]}
 
@@ -207,7 +209,10 @@ def _finetune(scene: Scene, place: Path) -> list[object]:
 
 
 def _train(scene: Scene, place: Path) -> list[object]:
-    settings = {"--train.threads": 1, "--checkpoint.every_steps": 5, "--batch.sequences": 16, "--max-steps": 10}
+    # With what is chosen by the speed and the free memory of the machine, which vary.
+    settings = {"--train.threads": 1, "--checkpoint.every_steps": 5, "--batch.sequences": 16, "--max-steps": 10,
+                "--batch.auto": "false", "--batch.token_budget": 2048, "--model.hidden_dropout": 0.1,
+                "--model.attention_dropout": 0.1, "--evaluate.every_samples": 64}  # fmt: skip
     words = [word for pair in settings.items() for word in pair]
     return ["train", scene.inputs / "corpus.txt", "--out", place / "out", "--size", "tiny", *words, "--deterministic"]
 

@@ -9,6 +9,7 @@ import signal
 import struct
 import subprocess
 import time
+from contextlib import suppress
 from pathlib import Path
 
 from tests.launched import Launched, children, descendants, records
@@ -43,9 +44,10 @@ def _wait_for_a_moment(launched: Launched, place: Path, seconds: float, draw: ra
     end, steps = time.monotonic() + draw.uniform(0, seconds), STEPS
     if draw.random() < 0.6:
         end, steps = time.monotonic() + 2 * seconds, draw.randrange(STEPS)
-    began = time.monotonic()
+    began, done = time.monotonic(), 0
     while launched.process.poll() is None and time.monotonic() < end:
-        done = sum(len(records(path.parent)) for path in place.rglob("metrics.jsonl"))
+        with suppress(FileNotFoundError):  # of a checkpoint that has just been removed
+            done = sum(len(records(path.parent)) for path in place.rglob("metrics.jsonl"))
         if done > steps:
             time.sleep(draw.uniform(0, 0.1))
             return f"step {steps}"
@@ -66,7 +68,7 @@ def _choose(launched: Launched, target: str, draw: random.Random) -> int:
 
 def stop(draw: random.Random, scene: Scene, place: Path) -> Outcome:
     """SIGSTOP for one rank of two: continued in time, the result is equal; else the run ends and names the rank."""
-    name, timeout_s = "pretrain on 2", 6
+    name, timeout_s = "pretrain on 2", 12
     scene.place_of(name)
     marked_as, rank = mark(), draw.randrange(2)
     words = [*JOBS[name].words(scene, place), "--train.hang_timeout", f"{timeout_s}s"]
