@@ -90,7 +90,8 @@ def test_texts_are_predicted_without_a_file(tagger: Path) -> None:
     done = command_line("predict", tagger, f"{other} {person}, {other}", "--device", "cpu")
     assert done.out.splitlines()[0] == f"{other} {person}, {other}"
     (answer,) = predict(tagger, texts=f"{other} {person}, {other}", device="cpu")
-    assert {(entity["label"], entity["text"]) for entity in answer["entities"]} >= {("person", person)}
+    # No text to train on has a comma, so whether it belongs to the name is not known.
+    assert ("person", person) in {(entity["label"], entity["text"].rstrip(",")) for entity in answer["entities"]}
 
 
 def test_windows_of_long_texts_are_joined_again(mini: Miniature, tagger: Path, tmp_path: Path) -> None:
