@@ -318,6 +318,9 @@ def scales() -> float:
 @case("whole model that classifies", 3e-5, {"model__head": "classify", "model__num_labels": 3}, True)
 @case("whole model that regresses", 3e-5, {"model__head": "regress"}, False)
 @case("whole model that finds spans", 3e-5, {"model__head": "span"}, True)
+@case("whole model that embeds by mean", 3e-5, {"model__head": "embed"}, True)
+@case("whole model that embeds by maximum", 3e-5, {"model__head": "embed", "model__pooling": "max"}, False)
+@case("whole model that embeds by [CLS]", 3e-5, {"model__head": "embed", "model__pooling": "cls"}, True)
 def whole(overrides: dict[str, object], accumulates: bool) -> float:
     """Sequences of lengths 1 to the longest, junk, and empty slots; more positions than any sequence has."""
     settings = helpers.tiny_settings(
@@ -328,7 +331,7 @@ def whole(overrides: dict[str, object], accumulates: bool) -> float:
     ).model  # fmt: skip
     batch = whole_model.random_batch([7, 1, 12, 2], 25, 6, 7, 12, 50)
     if settings.head != "pretrain":
-        batch = whole_model.with_answers(batch, settings.head, settings.num_labels)
+        batch = whole_model.with_answers(batch, settings.head, settings.num_labels, settings.hidden_size)
     model = whole_model.BothWays(settings, batch, "cpu", dtype=torch.float32)
     # The interpreter's time goes by programs, so here one takes eight rows.
     with patch.multiple(layernorm_kernels, FORWARD=(8, 1, 1, 1), BACKWARD=(8, 1, 1, 1)):

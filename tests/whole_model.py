@@ -63,7 +63,7 @@ def random_batch(
     )
 
 
-def with_answers(batch: Batch, head: str, num_labels: int) -> Batch:
+def with_answers(batch: Batch, head: str, num_labels: int, hidden_size: int = 0) -> Batch:
     """The same bin with random answers of a task; those of slots without an example are nonsense."""
     lengths = np.diff(batch.cu_seqlens.numpy())
     slots = len(lengths)
@@ -71,6 +71,8 @@ def with_answers(batch: Batch, head: str, num_labels: int) -> Batch:
         answers = torch.randint(0, num_labels, (slots, 1))
     elif head == "regress":
         answers = torch.randn(slots, 1)
+    elif head == "embed":  # the gradient of each embedding
+        answers = torch.randn(slots, hidden_size)
     else:
         draw = np.random.default_rng(1)
         answers = torch.from_numpy(np.array([sorted(draw.integers(0, max(1, length), 2)) for length in lengths]))

@@ -16,6 +16,8 @@ def count_parameters(model: ModelSettings) -> tuple[int, int]:
             heads = width * width + 3 * width + vocab + (width * width + 3 * width + 2 if model.nsp else 0)
         case "span":
             heads = 2 * width + 2
+        case "embed":
+            heads = 0
         case _:
             labels = model.num_labels if model.head == "classify" else 1
             heads = width * width + width + labels * (width + 1)

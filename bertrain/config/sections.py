@@ -59,12 +59,16 @@ class ModelSettings:
     )
     layer_norm_eps: float = setting(1e-12, "epsilon inside LayerNorm", min=0)
     nsp: bool = setting(True, "train next-sentence prediction besides masked words")
-    head: Literal["pretrain", "classify", "regress", "span"] = setting(
+    head: Literal["pretrain", "classify", "regress", "span", "embed"] = setting(
         "pretrain",
         "output layer. pretrain: masked words and next sentence; classify: a class for each text; regress: a number "
-        "for each text; span: begin and end of an answer in the text. Fine-tuning sets it from the task",
+        "for each text; span: begin and end of an answer in the text; embed: a vector for each text. Fine-tuning sets "
+        "it from the task",
     )
     num_labels: int = setting(2, "classify: number of classes", min=2)
+    pooling: Literal["mean", "cls", "max"] = setting(
+        "mean", "embed: the vector of a text, pooled from its tokens. mean or max of all of them; cls: that of [CLS]"
+    )
     head_dropout: float = setting(0.1, "classify, regress: dropout before the last layer", min=0, max=0.99)
     pad_vocab_to: Literal[1, 8, 64] = setting(
         1, "round the rows of the word embeddings up to a multiple of this (tensor cores want 8 or 64); adds no word"

@@ -6,7 +6,7 @@ residual, and the kernel that computes a tensor also writes its FP8 copy. Produc
 that the optimizer updates; biases and LayerNorm parameters are read in float32.
 
 The last layer is computed only for the rows that heads read, the masked words and [CLS]: about a sixth of all rows. The
-span head reads all of them.
+span head reads all of them, and so does pooling by mean or maximum.
 
 Letters as in bert.py. The gradient of a tensor `x` is called `dx`.
 """
@@ -108,7 +108,7 @@ class FusedBert:
 
     def _rows_read(self, batch: Batch) -> tuple[Tensor | None, list[int]]:
         """The rows of the last layer that heads read (None: all), and the number of masked words, [CLS] and padding."""
-        if self.settings.head == "span":
+        if self.settings.head == "span" or self._heads.pools_all_tokens:
             return None, [0, len(batch.input_ids), 0]
         masked = batch.mlm_positions if self.settings.head == "pretrain" else batch.mlm_positions[:0]
         cls = batch.cls_positions if self.nsp or self.settings.head != "pretrain" else batch.cls_positions[:0]
@@ -127,6 +127,8 @@ class FusedBert:
         match self.settings.head:
             case "span":
                 return Outputs(answers=self._heads.span_logits(read))
+            case "embed":
+                return Outputs(answers=self._heads.embeddings(read, batch))
             case "classify" | "regress":
                 return Outputs(answers=self._heads.sequence_logits("answer", read.float(), None)[2])
             case _:
@@ -168,6 +170,8 @@ class FusedBert:
             self.views.gradient("embeddings.words.weight").zero_()  # which no head writes to
         if self.settings.head == "span":
             sequences = self._heads.spans(read, batch, sequence_scale, accumulate)
+        elif self.settings.head == "embed":
+            sequences = self._heads.pooled(read, batch, sequence_scale)
         elif len(read):
             sequences = self._heads.sequences(read, batch, context, sequence_scale)
         dy = torch.cat([words.dx, sequences.dx, torch.zeros_like(padding)])

@@ -20,16 +20,20 @@ from typing import Any
 
 from torch import nn
 
-from bertrain.model import attention, bert, heads
+from bertrain.model import attention, bert, heads, pooling
 from bertrain.model.bert import Bert
 from bertrain.model.initialization import uninitialized
 
-CLASSES = (bert.Embeddings, bert.Layer, bert.Bert, heads.MaskedWordHead, heads.SentenceHead, heads.SpanHead)
+CLASSES = (
+    bert.Embeddings, bert.Layer, bert.Bert, heads.MaskedWordHead, heads.SentenceHead, heads.SpanHead,
+    pooling.PoolingHead,
+)  # fmt: skip
 MODULES = (*CLASSES, nn.Embedding, nn.LayerNorm, nn.Linear, nn.ModuleList)
 FUNCTIONS = {
     bert: ("dropout", "answer_head"),
     attention: ("attend_grouped",),
     heads: ("pretraining_sums", "answer_sums", "by_sequence", "_cross_entropy"),
+    pooling: ("pool", "sequence_of_token", "_sums"),
 }  # functions that the classes and the loss call; found at each check, so that a replaced one is noticed
 WRITTEN_FOR = {
     "Embeddings.__init__": "7c2330dbec21fe86",
@@ -38,20 +42,25 @@ WRITTEN_FOR = {
     "Layer.forward": "b01e4bcf588d6ffd",
     "Bert.__init__": "f2219247639fc1b0",
     "Bert.encode": "e3c1edb3419fa605",
-    "Bert.forward": "1bdc8a700681e12f",
+    "Bert.forward": "43b48d2a5ac7026a",
     "MaskedWordHead.__init__": "680618bf32dcc2bc",
     "MaskedWordHead.forward": "fbe895aac92a9a6c",
     "SentenceHead.__init__": "5b60ba410faedd35",
     "SentenceHead.forward": "e60a89bb40382271",
     "SpanHead.__init__": "df4f84d2c732c24a",
     "SpanHead.forward": "9e4c3f21a3dc864e",
+    "PoolingHead.__init__": "c7c0357817b9f4bc",
+    "PoolingHead.forward": "9b0690604b9d8ee0",
     "dropout": "f1cea0e8262eebe6",
+    "answer_head": "32cc71125bbcf94c",
     "attend_grouped": "cc7b74a1cc8e7421",
-    "answer_head": "795b6506555bcc33",
     "pretraining_sums": "475a98e17d04e252",
-    "answer_sums": "bf69247350af78b7",
+    "answer_sums": "8c65a06a788d2d1b",
     "by_sequence": "8adcc9a3363549d0",
     "_cross_entropy": "52e1b1149e3a21f1",
+    "pool": "ad8b0d0563509d2b",
+    "sequence_of_token": "3ae6c576f3e02046",
+    "_sums": "070a9aa1cb3f8ef3",
 }
 NOT_SYNTAX = {"annotation", "returns", "type_comment", "type_params", "kind", "ctx"}
 

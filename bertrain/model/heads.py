@@ -9,6 +9,7 @@ from torch import Tensor, nn
 from bertrain.config.settings import ModelSettings
 from bertrain.model.batch import IGNORED, Batch
 from bertrain.model.dropout import dropout
+from bertrain.model.pooling import PoolingHead
 from bertrain.model.sums import Sums
 
 MASKED_SCORE = -1e30  # softmax makes it 0; finite, so that a row of nothing else is not NaN
@@ -55,7 +56,7 @@ class SpanHead(nn.Module):
         return self.score(x)
 
 
-def answer_head(settings: ModelSettings) -> SentenceHead | SpanHead | None:
+def answer_head(settings: ModelSettings) -> SentenceHead | SpanHead | PoolingHead | None:
     """The head for fine-tuning; None for pre-training."""
     match settings.head:
         case "classify":
@@ -64,6 +65,8 @@ def answer_head(settings: ModelSettings) -> SentenceHead | SpanHead | None:
             return SentenceHead(settings, 1, settings.head_dropout)
         case "span":
             return SpanHead(settings)
+        case "embed":
+            return PoolingHead(settings)
         case _:
             return None
 
@@ -93,6 +96,10 @@ def answer_sums(logits: Tensor, batch: Batch, head: str) -> Sums:
         loss, correct = _cross_entropy(logits, torch.where(is_real, batch.answers[:, 0], IGNORED))
     elif head == "regress":
         loss = ((logits[:, 0].float() - batch.answers[:, 0]).square() * is_real).sum()
+        correct = zero
+    elif head == "embed":
+        # The answers are gradients of the step's loss, which depends on other bins too: see contrastive_engine.py.
+        loss = (torch.where(is_real[:, None], logits, 0.0) * batch.answers).sum()
         correct = zero
     else:
         scores = by_sequence(logits, batch).log_softmax(1)

@@ -149,6 +149,8 @@ def unused_prefixes(*, nsp: bool = True, head: str = "pretrain") -> tuple[str, .
             return ("answer.",) if nsp else ("answer.", "next_sentence.")
         case "span":
             return ("masked_words.", "next_sentence.", "answer.classify.", TASK_POOLER)
+        case "embed":
+            return ("masked_words.", "next_sentence.", "answer.")
         case _:
             return ("masked_words.", "next_sentence.", "answer.score.")
 

@@ -38,7 +38,7 @@ def model_both_ways(*, fp8: bool = False, dropout: float = 0.0, **overrides: obj
     torch.manual_seed(3)
     batch = whole_model.random_batch([300, 1, 512, 64, 5, 19, 2], 1024, 12, 250, 512, 2000)
     if settings.head != "pretrain":
-        batch = whole_model.with_answers(batch, settings.head, settings.num_labels)
+        batch = whole_model.with_answers(batch, settings.head, settings.num_labels, settings.hidden_size)
     return whole_model.BothWays(settings, batch, "cuda", fp8=fp8, matrix_scale=0.2)
 
 
@@ -49,6 +49,8 @@ VARIANTS: list[dict[str, object]] = [
     {"model__head": "classify", "model__num_labels": 3},
     {"model__head": "regress"},
     {"model__head": "span"},
+    {"model__head": "embed"},
+    {"model__head": "embed", "model__pooling": "cls"},
 ]
 
 
