@@ -10,7 +10,7 @@ from typing import Any, Literal
 
 from bertrain.base.errors import UserError
 from bertrain.base.units import parse_fits, parse_slice
-from bertrain.config.choices import MASK_PROBABILITY, PACKING, EngineName, PolicyName, StepPacking
+from bertrain.config.choices import MASK_PROBABILITY, PACKING, EngineName, PolicyName, Pooling, StepPacking
 
 
 def setting(
@@ -66,7 +66,7 @@ class ModelSettings:
         "it from the task",
     )
     num_labels: int = setting(2, "classify: number of classes", min=2)
-    pooling: Literal["mean", "cls", "max"] = setting(
+    pooling: Pooling = setting(
         "mean", "embed: the vector of a text, pooled from its tokens. mean or max of all of them; cls: that of [CLS]"
     )
     head_dropout: float = setting(0.1, "classify, regress: dropout before the last layer", min=0, max=0.99)

@@ -1,4 +1,4 @@
-"""A split of a task as a `DataSource`: examples without masked tokens, which the loader batches."""
+"""A Block in memory as a `DataSource`: examples without masked tokens, which the loader batches."""
 
 from __future__ import annotations
 
@@ -13,27 +13,26 @@ from bertrain.data.formats.block import Block, Masks
 from bertrain.data.formats.masking import Ints
 from bertrain.data.formats.source import DataSource
 from bertrain.data.text.vocabulary import Vocabulary
-from bertrain.tasks.task import Split
 
 EMPTY = np.zeros(0, dtype=np.int64)
 
 
 class TaskData(DataSource):
-    """A split of a task: a `DataSource` in memory."""
+    """The examples of a task's split, or texts to embed."""
 
     layout = "task"
     max_predictions = 0
     num_files = 1
 
-    def __init__(self, split: Split, folder: Path, vocabulary: Vocabulary, max_seq_length: int) -> None:
-        self.split, self.folder, self.vocabulary, self.max_seq_length = split, folder, vocabulary, max_seq_length
-        self.lengths = split.block.lengths.astype(np.int32)
-        self.predictions, self._is_random = np.zeros_like(self.lengths), split.block.is_random
+    def __init__(self, block: Block, folder: Path, vocabulary: Vocabulary, max_seq_length: int) -> None:
+        self.block, self.folder, self.vocabulary, self.max_seq_length = block, folder, vocabulary, max_seq_length
+        self.lengths = block.lengths.astype(np.int32)
+        self.predictions, self._is_random = np.zeros_like(self.lengths), block.is_random
 
     @cached_property
     def fingerprint(self) -> str:  # type: ignore[override]
         """SHA-256 of the vocabulary and all examples, in order."""
-        digest, block = hashlib.sha256(self.vocabulary.hash.encode()), self.split.block
+        digest, block = hashlib.sha256(self.vocabulary.hash.encode()), self.block
         for values in (block.tokens, block.lengths, block.segment_b, block.answers):
             if values is not None:
                 digest.update(np.ascontiguousarray(values).tobytes())
@@ -41,4 +40,4 @@ class TaskData(DataSource):
 
     def read(self, rows: Ints) -> Block:
         """The examples of `rows`, in that order, with empty masks."""
-        return replace(self.split.block.take(rows), masks=Masks(np.zeros(len(rows), dtype=np.int64), EMPTY, EMPTY))
+        return replace(self.block.take(rows), masks=Masks(np.zeros(len(rows), dtype=np.int64), EMPTY, EMPTY))

@@ -36,7 +36,7 @@ PERCENTILES = (50, 90, 95, 99, 100)
 def task_data(split: Split, folder: str | Path, settings: Settings, vocabulary: Vocabulary) -> TaskData:
     if not len(split.block):
         raise UserError("no-examples", f"{folder} has no examples for the split {split.name} of {settings.task.name}")
-    return TaskData(split, Path(folder), vocabulary, settings.data.max_seq_length)
+    return TaskData(split.block, Path(folder), vocabulary, settings.data.max_seq_length)
 
 
 class TaskEvaluator:
