@@ -75,7 +75,8 @@ class Encoder:
     ) -> Encoder:
         """Read the encoder of `source`. What is not given follows from its files, or is mean, normalized, and whole."""
         opened = open_source(source, which=which)
-        if opened.vocabulary is None:
+        vocabulary = opened.vocabulary
+        if vocabulary is None:
             cure = "put its vocab.txt there, or use `bertrain weights import --vocab FILE`"
             raise UserError("missing-vocabulary", f"{source} has no vocabulary; {cure}")
         usual = _usual_pipeline(locate(source), is_run=opened.kind == "run")
@@ -99,7 +100,7 @@ class Encoder:
             task=TaskSettings(name="embed"),
             train=train,
         )
-        return Encoder(weights, opened.vocabulary, pipeline, settings)
+        return Encoder(weights, vocabulary, pipeline, settings)
 
     def encode(self, texts: Sequence[str], tokenizer: Tokenizer | None = None) -> tuple[Block, int]:
         """The tokens of texts, and the number of texts that were truncated."""
@@ -133,8 +134,8 @@ class Encoder:
             found.append((torch.from_numpy(rows), pooled.float()[batch.is_real]))
         # Only now is a GPU waited for: it computes while the host lays out the next bins.
         vectors = torch.empty(len(block), self.settings.model.hidden_size)
-        for rows, of_bin in found:
-            vectors[rows] = of_bin.cpu()
+        for places, of_bin in found:
+            vectors[places] = of_bin.cpu()
         return (torch.nn.functional.normalize(vectors) if self.pipeline.normalize else vectors).numpy()
 
 

@@ -26,6 +26,7 @@ from bertrain.cli.main import app
 from bertrain.config import resolve as config
 from bertrain.config.recipe import recipe_names
 from bertrain.config.resolve import parse_overrides
+from tests.training.test_embed import encoder as encoder
 
 ROOT = Path(__file__).parents[2]
 DOCS = ROOT / "docs"
@@ -153,6 +154,14 @@ def test_the_tutorial_runs_as_written(followed: Path) -> None:
     lines = [json.loads(line) for line in (followed / "runs" / "first" / "metrics.jsonl").open()]
     steps = [line["step"] for line in lines if line["kind"] == "step"]
     assert steps == list(range(1, 61)), "stopped and resumed, each step stands there once"
+
+
+def test_how_to_embed_runs_as_written(encoder: Path, tmp_path: Path) -> None:
+    shutil.copytree(encoder, tmp_path / "weights")
+    actions = list(actions_of((DOCS / "how-to-embed.md").read_text()))
+    assert len(actions) >= 5
+    for action in actions:
+        assert_shows(action, perform(action, tmp_path))
 
 
 def test_a_shown_line_is_compared_by_its_words() -> None:
