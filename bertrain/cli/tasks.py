@@ -22,7 +22,8 @@ app = options.new_app()
 @options.takes_settings((*options.TRAINING_OPTIONS, *options.TASK_OPTIONS))
 def finetune(
     task: Annotated[
-        str, Argument(metavar="TASK", help="glue/mnli and its like, glue, squad/v1.1 or v2.0, xnli, classify")
+        str,
+        Argument(metavar="TASK", help="glue/mnli and its like, glue, squad/v1.1 or v2.0, xnli, classify, similarity"),
     ],
     data: Annotated[Path, Option(help="the folder with the task's files")],
     run: Annotated[Path, Option(*options.RUN_OPTIONS, help="the run folder to create or continue")],

@@ -120,15 +120,33 @@ class DataSettings:
 class TaskSettings:
     """The task of fine-tuning. Its files lie in the folder --data."""
 
-    name: str = setting("", "the task, such as glue/mnli, squad/v2.0, xnli or classify; empty: pre-training")
+    name: str = setting(
+        "", "the task, such as glue/mnli, squad/v2.0, xnli, classify or similarity; empty: pre-training"
+    )
     on_error: Literal["stop", "skip"] = setting(
         "stop", "a damaged row of the data. stop: refuse the file, naming the line; skip: omit and count it"
     )
-    text: str = setting("text", "classify: column of the text")
+    text: str = setting(
+        "text", "classify: column of the text; similarity: of the first text, if not anchor or sentence1"
+    )
     text_pair: str = setting("", "classify: column of a second text; empty: none")
     label: str = setting("label", "classify: column of the label")
     target: Literal["class", "number"] = setting("class", "classify: labels are classes, or numbers (regression)")
-    hold_out: float = changeable(0.0, "classify: share of rows to evaluate on if there is no dev part", min=0, max=0.9)
+    loss: Literal["auto", "cosine", "ranking"] = setting(
+        "auto",
+        "similarity: the loss. cosine: squared error of the cosine against the score; ranking: cross-entropy of "
+        "finding the positive among all texts of the step; auto: cosine if the training data has scores",
+    )
+    temperature: float = setting(
+        0.05,
+        "similarity, ranking: cosines are divided by it before the softmax over the step's texts",
+        min=0.001,
+        max=100,
+    )
+    max_score: float = setting(1.0, "similarity: the score of equal texts; scores from 0 to it become 0 to 1", min=1e-6)
+    hold_out: float = changeable(
+        0.0, "classify, similarity: share of rows to evaluate on if there is no dev part", min=0, max=0.9
+    )
     languages: str = changeable("all", "xnli: languages to score, such as de,fr; all: every language of the file")
     doc_stride: int = setting(128, "squad: tokens from the start of one window of a long text to the next", min=1)
     max_query_length: int = setting(64, "squad: longest question in tokens; the rest is cut off", min=1)

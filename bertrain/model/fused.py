@@ -116,6 +116,14 @@ class FusedBert:
         padding = cls.new_zeros(-(len(masked) + len(cls)) % 16)
         return torch.cat([masked, cls, padding]), [len(masked), len(cls), len(padding)]
 
+    def embeddings(self, batch: Batch, seed: Tensor) -> Tensor:
+        """The vectors [S, E] of the head `embed`, under the dropout that `forward_backward` draws from `seed`."""
+        context, rows = self._context(batch, seed), self._rows_read(batch)[0]
+        x = Operand(self._embed(batch, context)[0])
+        for layer in self.layers:
+            x, _ = layer.forward(x, context, rows if layer is self.layers[-1] else None)
+        return self._heads.embeddings(x.in_16_bits[: None if rows is None else len(batch.is_real)], batch)
+
     def outputs(self, batch: Batch) -> Outputs:
         """The heads' outputs for a bin, without dropout, in 16 bits."""
         context = self._context(batch, torch.zeros(1, dtype=torch.int64, device=self.values16.device), predicts=True)

@@ -269,7 +269,7 @@ def averages(sums: Tensor, num_predictions: int, num_sequences: int, model: Mode
     totals = Totals.unpack(sums)
     sequence_loss, sequence_accuracy = totals.sequence_loss / num_sequences, totals.sequence_correct / num_sequences
     if model.head != "pretrain":
-        return {"loss": sequence_loss} | ({} if model.head == "regress" else {"accuracy": sequence_accuracy})
+        return {"loss": sequence_loss} | ({} if model.head in ("regress", "embed") else {"accuracy": sequence_accuracy})
     mlm_loss = totals.mlm_loss / num_predictions
     mlm_accuracy = totals.mlm_correct / num_predictions
     result = {"loss": mlm_loss + sequence_loss, "mlm_loss": mlm_loss, "mlm_accuracy": mlm_accuracy}

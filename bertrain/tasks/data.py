@@ -27,6 +27,7 @@ class TaskData(DataSource):
     def __init__(self, block: Block, folder: Path, vocabulary: Vocabulary, max_seq_length: int) -> None:
         self.block, self.folder, self.vocabulary, self.max_seq_length = block, folder, vocabulary, max_seq_length
         self.lengths = block.lengths.astype(np.int32)
+        self.texts_per_example = block.texts_per_example
         self.predictions, self._is_random = np.zeros_like(self.lengths), block.is_random
 
     @cached_property

@@ -12,6 +12,7 @@ from bertrain.config.settings import Settings
 from bertrain.data.text.vocabulary import Vocabulary
 from bertrain.tasks import glue
 from bertrain.tasks.classify import ClassifyTask
+from bertrain.tasks.similarity import SimilarityTask
 from bertrain.tasks.squad.task import SquadTask
 from bertrain.tasks.table_task import TableTask
 from bertrain.tasks.task import Task
@@ -22,7 +23,7 @@ ELSEWHERE = ("ner", "token-classification", "pos", "multilabel", "multi-label", 
 
 
 def task_names() -> list[str]:
-    return [*(f"glue/{name}" for name in glue.TASKS), *SQUAD, "xnli", "classify"]
+    return [*(f"glue/{name}" for name in glue.TASKS), *SQUAD, "xnli", "classify", "similarity"]
 
 
 def check_name(name: str) -> None:
@@ -50,6 +51,8 @@ def open_task(
     """
     name = settings.task.name
     check_name(name)
+    if folder is None and name == "similarity":
+        raise UserError("texts-for-similarity", "similarity compares texts; for their vectors use `bertrain embed`")
     if folder is None:
         if name in SQUAD or saved is None:
             raise UserError("texts-for-squad", f"{name} reads questions about paragraphs; put them into a file: --data")
@@ -62,6 +65,8 @@ def open_task(
         raise missing_package("sklearn")
     if name == "xnli":
         return XnliTask(settings, folder, vocabulary)
+    if name == "similarity":
+        return SimilarityTask(settings, folder, vocabulary, saved)
     if name == "classify":
         return ClassifyTask(settings, folder, vocabulary, saved)
     return glue.GlueTask(settings, folder, vocabulary)

@@ -19,10 +19,11 @@ import numpy.typing as npt
 
 from bertrain.data.formats.block import Block
 
-Head = Literal["classify", "regress", "span"]
+Head = Literal["classify", "regress", "span", "embed"]
 TaskOutputs = npt.NDArray[np.float32]
 """The model's outputs for a whole Block, in its order: logits [examples, classes] for classify, [examples, 1] for
-regress, and for span [tokens of all examples, 2], the logits of an answer's first and last token."""
+regress, for span [tokens of all examples, 2], the logits of an answer's first and last token, and for embed the vectors
+[texts, width]."""
 
 
 class Split(Protocol):

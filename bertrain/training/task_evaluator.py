@@ -91,7 +91,7 @@ class TaskEvaluator:
         """The model's outputs for a whole split in its order, on every rank; and how fast they were computed."""
         model, batch_size = self._settings.model, self._settings.evaluate.batch_size
         is_span = model.head == "span"
-        num_columns = {"span": 2, "regress": 1}.get(model.head, model.num_labels)
+        num_columns = {"span": 2, "regress": 1, "embed": model.hidden_size}.get(model.head, model.num_labels)
         found = torch.zeros(int(split.block.offsets[-1]) if is_span else len(split.block), num_columns)
         seconds: list[float] = []
         began = time.perf_counter()

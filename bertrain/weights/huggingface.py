@@ -31,6 +31,7 @@ from bertrain.data.text.vocabulary import SPECIAL_WORDS, Vocabulary
 from bertrain.weights import torch_files
 from bertrain.weights.companions import CONFIGS, TOKENIZER, VOCABULARY, find_labels, read_json
 from bertrain.weights.names import BUFFERS, TORCH_AND_COPIES, find_parameter, huggingface_names, normalize_names
+from bertrain.weights.sentence_transformers import SentencePipeline, write_pipeline
 from bertrain.weights.tensors import (
     PADDED_BY_VOCABULARY,
     Kind,
@@ -51,6 +52,7 @@ LOADERS = {
     "classify": "AutoModelForSequenceClassification",
     "regress": "AutoModelForSequenceClassification",
     "span": "AutoModelForQuestionAnswering",
+    "embed": "AutoModel",
 }  # the class of Transformers that loads a folder, by head
 SAFETENSORS_TYPES = {"F64": "float64", "F32": "float32", "F16": "float16", "BF16": "bfloat16"}
 
@@ -182,6 +184,9 @@ def write_folder(out: Path, weights: Weights, *, pad_vocab_to: int = 1) -> None:
             config["pad_token_id"] = weights.vocabulary.id_of("[PAD]")
             write_tokenizer(folder, weights.vocabulary, settings)
         (folder / CONFIGS[1]).write_text(json.dumps(config | {"tie_word_embeddings": True}, indent=2) + "\n")
+        if settings.head == "embed":
+            length = weights.max_seq_length or settings.max_positions
+            write_pipeline(folder, SentencePipeline(settings.pooling, True, length), settings.hidden_size)
 
 
 def write_nvidia(out: Path, weights: Weights, *, pad_vocab_to: int) -> None:
@@ -204,6 +209,8 @@ def write_nvidia(out: Path, weights: Weights, *, pad_vocab_to: int) -> None:
 
 def _architecture(weights: Weights) -> str:
     missing = weights.missing
+    if weights.settings.head == "embed":
+        return "BertModel"
     if weights.settings.head != "pretrain":
         return "BertForQuestionAnswering" if weights.settings.head == "span" else "BertForSequenceClassification"
     if any(name.startswith("masked_words.") for name in missing):

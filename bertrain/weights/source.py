@@ -127,6 +127,7 @@ def _open_run(folder: Path, which: str, hashes: bool) -> OpenedWeights:
         vocabulary=run.vocabulary(),
         global_step=checkpoint.read_progress(chosen).step,
         labels=tuple(run.task.get("labels", ())),
+        max_seq_length=run.settings.data.max_seq_length,
     )
 
 

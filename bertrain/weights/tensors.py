@@ -64,6 +64,7 @@ class OpenedWeights:
     vocabulary: Vocabulary | None = None
     global_step: int | None = None  # training steps, if it says so
     labels: tuple[str, ...] = ()  # class names of its head, if it says so
+    max_seq_length: int = 0  # of the texts that a run was trained on; 0: not known
 
 
 @dataclass(frozen=True)
@@ -80,6 +81,7 @@ class Weights:
     kind: Kind = "run"
     global_step: int | None = None
     labels: tuple[str, ...] = ()  # class names of the head, if they are known
+    max_seq_length: int = 0  # of the texts that a run was trained on; 0: not known
     padding: int = 0  # rows of vocabulary padding that were dropped
     thirds: tuple[str, ...] = ()  # queries, keys or values without the other two; they are left over
     rounded: tuple[str, ...] = ()  # tensors rounded from float64 to float32
@@ -143,6 +145,7 @@ def load_tensors(source: OpenedWeights) -> Weights:
         kind=source.kind,
         global_step=source.global_step,
         labels=source.labels,
+        max_seq_length=source.max_seq_length,
         padding=padding,
         thirds=tuple(strays),
         rounded=tuple(rounded),

@@ -151,7 +151,7 @@ class Trainer:
 
     def gradient_of(self, step: Step) -> torch.Tensor:
         """The gradient of a step's bins; what was captured of their shapes is used, what was not may be."""
-        self.engine.begin(len(step.bins))
+        self.engine.begin(step)
         for batch in step.bins:
             self.engine.add_bin(batch, step, is_last=batch is step.bins[-1])
         return self.arena.gradients.clone()
@@ -277,8 +277,9 @@ def test_a_step_that_is_not_finite_changes_nothing(shards: Shards, precision: st
 
 def test_a_rank_without_a_bin_has_no_gradient(shards: Shards) -> None:
     trainer = Trainer(training_settings("bf16"))
-    trainer.step(make_steps(shards, training_settings("bf16"), 1)[0])
-    trainer.engine.begin(0)
+    (step,) = make_steps(shards, training_settings("bf16"), 1)
+    trainer.step(step)
+    trainer.engine.begin(replace(step, bins=[]))
     assert (trainer.arena.gradients == 0).all()
     assert (trainer.engine.sums == 0).all()
 

@@ -69,7 +69,10 @@ def placeholder_block(lengths: Ints, predictions: Ints, token: int, model: Model
     positions = flat_ranges(np.zeros_like(predictions), predictions)
     answers = None
     if model.head != "pretrain":
-        columns, dtype = 2 if model.head == "span" else 1, np.float32 if model.head == "regress" else np.int64
+        columns, dtype = (
+            2 if model.head == "span" else 1,
+            np.float32 if model.head in ("regress", "embed") else np.int64,
+        )
         answers = np.zeros((len(lengths), columns), dtype=dtype)
     return Block(
         tokens=np.full(lengths.sum(), token),

@@ -53,6 +53,8 @@ class Block:
     masks: Masks | None = None
     answers: Values | None = None
     """Labels for fine-tuning, a row for each example: [class], [number], or [first, last] token of an answer."""
+    texts_per_example: int = 1
+    """Consecutive rows that are the texts of one example: they may lie in different bins, but stay in one step."""
 
     def __len__(self) -> int:
         return len(self.lengths)
