@@ -66,7 +66,7 @@ def bare_loop(settings: Settings, data: Path, count: int) -> list[float]:
     state.engine.restore({})
     moments = [_now()]
     for step in steps:
-        state.engine.begin(len(step.bins))
+        state.engine.begin(step)
         for batch in step.bins:
             state.engine.add_bin(batch, step, is_last=False)
         state.engine.update(1e-4)

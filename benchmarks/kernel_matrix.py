@@ -132,7 +132,7 @@ def compile_step(case: Case) -> None:
         0, [batch], Balance(2, [], [], []), num_tokens=245, num_sequences=3, num_predictions=60, first_position=0
     )
     for _ in range(2):
-        engine.begin(2)
+        engine.begin(step)
         engine.add_bin(batch.to(device), step, is_last=False)
         engine.add_bin(batch.to(device), step, is_last=True)
         engine.update(1e-3)

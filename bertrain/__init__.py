@@ -20,6 +20,7 @@ __version__ = "0.1.0"
 _MODULES = {
     "Settings": "config.settings",
     "UserError": "base.errors",
+    "embed": "training.embed",
     "evaluate": "training.evaluate",
     "export": "weights.export",
     "extract": "data.text.extract",
@@ -49,6 +50,7 @@ if TYPE_CHECKING:
     from bertrain.pipeline.train import train as train
     from bertrain.reports.report import report as report
     from bertrain.tasks.fill_mask import fill_mask as fill_mask
+    from bertrain.training.embed import embed as embed
     from bertrain.training.evaluate import evaluate as evaluate
     from bertrain.training.finetune import finetune as finetune
     from bertrain.training.predict import predict as predict

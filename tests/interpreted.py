@@ -320,6 +320,9 @@ def scales() -> float:
 @case("whole model that regresses", 3e-5, {"model__head": "regress"}, False)
 @case("whole model that finds spans", 3e-5, {"model__head": "span"}, True)
 @case("whole model that labels words", 3e-5, {"model__head": "tag", "model__num_labels": 3}, True)
+@case("whole model that embeds by mean", 3e-5, {"model__head": "embed"}, True)
+@case("whole model that embeds by maximum", 3e-5, {"model__head": "embed", "model__pooling": "max"}, False)
+@case("whole model that embeds by [CLS]", 3e-5, {"model__head": "embed", "model__pooling": "cls"}, True)
 def whole(overrides: dict[str, object], accumulates: bool) -> float:
     """Sequences of lengths 1 to the longest, junk, and empty slots; more positions than any sequence has."""
     settings = helpers.tiny_settings(
@@ -331,13 +334,18 @@ def whole(overrides: dict[str, object], accumulates: bool) -> float:
     batch = whole_model.random_batch([7, 1, 12, 2], 25, 6, 7, 12, 50)
     if settings.head != "pretrain":
         is_weighted = settings.head == "multilabel"
-        batch = whole_model.with_answers(batch, settings.head, settings.num_labels, is_weighted=is_weighted)
+        batch = whole_model.with_answers(
+            batch, settings.head, settings.num_labels, settings.hidden_size, is_weighted=is_weighted
+        )
     model = whole_model.BothWays(settings, batch, "cpu", dtype=torch.float32)
     # The interpreter's time goes by programs, so here one takes eight rows.
     with patch.multiple(layernorm_kernels, FORWARD=(8, 1, 1, 1), BACKWARD=(8, 1, 1, 1)):
         sums = model.run()
         errors, once = model.errors(), model.gradients()
         assert model.output_error() <= 3e-5
+        if settings.head == "embed":  # without dropout, training and prediction pool the same vectors
+            vectors = model.fused.embeddings(model.batch, torch.tensor([7]))
+            assert torch.equal(vectors, model.fused.outputs(model.batch).answers)
         if accumulates:
             model.run(accumulate=True)
             check_doubled(model.gradients(), once)

@@ -63,7 +63,7 @@ def random_batch(
     )
 
 
-def with_answers(batch: Batch, head: str, num_labels: int, *, is_weighted: bool = False) -> Batch:
+def with_answers(batch: Batch, head: str, num_labels: int, hidden_size: int = 0, *, is_weighted: bool = False) -> Batch:
     """The same bin with random answers of a task; those of slots without an example are nonsense."""
     if head == "tag":
         classes = torch.randint(0, num_labels, batch.mlm_labels.shape)
@@ -76,6 +76,8 @@ def with_answers(batch: Batch, head: str, num_labels: int, *, is_weighted: bool 
         answers = torch.randn(slots, 1)
     elif head == "multilabel":
         answers = torch.randint(0, 2, (slots, num_labels)).float()
+    elif head == "embed":  # the gradient of each embedding
+        answers = torch.randn(slots, hidden_size)
     else:
         draw = np.random.default_rng(1)
         answers = torch.from_numpy(np.array([sorted(draw.integers(0, max(1, length), 2)) for length in lengths]))

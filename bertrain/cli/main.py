@@ -23,7 +23,13 @@ from bertrain.cli.options import brief_help, new_app, refuse_misspelled
 from bertrain.cli.pipeline import pipeline_app
 from bertrain.ranks.signals import INTERRUPTS, end_with_launcher, note_interrupt
 
-CONTINUES = {"train", "prepare", "download", "mlperf"}  # verbs that keep what they have done when they are interrupted
+CONTINUES = {
+    "train",
+    "prepare",
+    "download",
+    "mlperf",
+    "embed",
+}  # verbs that keep what they have done when they are interrupted
 NO_MEMORY = ("failed to map segment", "cannot allocate memory", "can't start new thread", "bad_alloc")
 UsageError: Any = typer.BadParameter.__base__  # click's class, which typer does not export in every version
 

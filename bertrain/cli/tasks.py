@@ -12,6 +12,7 @@ from bertrain.base.errors import UserError
 from bertrain.base.isa import cap_isa
 from bertrain.base.machine import is_first_rank
 from bertrain.cli import options
+from bertrain.config.choices import EmbeddingPrecision, Pooling
 from bertrain.config.resolve import parse_overrides
 
 app = options.new_app()
@@ -21,7 +22,10 @@ app = options.new_app()
 @options.takes_settings((*options.TRAINING_OPTIONS, *options.TASK_OPTIONS))
 def finetune(
     task: Annotated[
-        str, Argument(metavar="TASK", help="glue/mnli and its like, glue, squad/v1.1 or v2.0, xnli, classify, tag")
+        str,
+        Argument(
+            metavar="TASK", help="glue/mnli and its like, glue, squad/v1.1 or v2.0, xnli, classify, tag, similarity"
+        ),
     ],
     data: Annotated[Path, Option(help="the folder with the task's files")],
     run: Annotated[Path, Option(*options.RUN_OPTIONS, help="the run folder to create or continue")],
@@ -169,6 +173,47 @@ def show_predictions(result: dict[str, Any]) -> None:
     for name, split in result.items():
         speed = f"{split['examples']:,.0f} examples, {split['examples_per_s']:,.0f} a second"
         print(f"{name}: {speed}; {options.latency_text(split)}; wrote {', '.join(split['files'])}")
+
+
+@app.command("embed")
+def embed(
+    source: options.AnyWeights,
+    texts: Annotated[Path, Argument(metavar="TEXTS", help=".txt, a text per line; or .csv, .tsv, .jsonl, .parquet")],
+    out: Annotated[Path, Option(help="the file to write: .parquet (ids and vectors) or .npy (vectors alone)")],
+    column: Annotated[str, Option("--text", metavar="COLUMN", help="of a table: the column of the texts")] = "text",
+    id_column: Annotated[str, Option("--id", metavar="COLUMN", help="column of ids; default: id, idx or index")] = "",
+    pooling: Annotated[Pooling | None, Option(help="default: as the model says, else mean")] = None,
+    normalize: Annotated[bool | None, Option(help="to length 1; default: as the model says, else yes")] = None,
+    max_length: Annotated[int, Option(min=0, help="tokens of a text; 0: as the model says, else all it reads")] = 0,
+    precision: Annotated[EmbeddingPrecision, Option(help="auto: bf16 where the hardware supports it")] = "auto",
+    checkpoint: options.Checkpoint = "newest",
+    device: Annotated[options.Device, Option(help="auto: a GPU if there is one")] = "auto",
+    nproc: options.RankCount = 1,
+    as_json: options.AsJson = False,
+) -> None:
+    """Write one vector for each text, for search and clustering; a killed command continues when started again.
+
+    A sentence-transformers folder, and a run of `finetune similarity`, say how they pool and normalize.
+
+    Example: bertrain embed runs/tiny texts.jsonl --out vectors.parquet
+    """
+    from bertrain.training import embed as embedding
+
+    wishes: dict[str, Any] = {"pooling": pooling, "normalize": normalize, "max_seq_length": max_length}
+    wishes |= {"which": checkpoint, "precision": precision, "device": device}
+    if options.starts_ranks(nproc):
+        if options.is_launched():
+            raise UserError("not-launchable", "embed runs on one machine: call it there, with --nproc N")
+        embedding.open_job(embedding.Encoder.open(source, **wishes), texts, out, column=column, id_column=id_column)
+        options.start_ranks(nproc)
+    with options.stdout_for_json(as_json):
+        done = embedding.embed(source, texts, out, column=column, id_column=id_column, **wishes)
+    if not is_first_rank() or options.printed_json(done, as_json):
+        return
+    assert isinstance(done, embedding.Embedded)
+    truncated = f"; {done.truncated:,} were truncated to {done.max_seq_length} tokens" if done.truncated else ""
+    speed = f", {done.texts_per_s:,.0f} texts/s" if done.texts_per_s else ""
+    print(f"{done.out}: {done.texts:,} vectors of {done.width}{speed}{truncated}")
 
 
 @app.command("score")

@@ -75,6 +75,7 @@ def weights_export(
     """
     from bertrain.weights.export import export
     from bertrain.weights.huggingface import LOADERS
+    from bertrain.weights.sentence_transformers import MODULES
     from bertrain.weights.source import open_source
 
     made = export(source, out, to=to, which=checkpoint, pad_vocab_to=pad_vocab_to, precision=precision)
@@ -85,7 +86,10 @@ def weights_export(
     else:
         written = open_source(made).settings
         assert written is not None
-        print(f"{made}: load it with transformers.{LOADERS[written.head]}.from_pretrained")
+        loader = f"transformers.{LOADERS[written.head]}.from_pretrained"
+        if (made / MODULES).is_file():
+            loader = "sentence_transformers.SentenceTransformer"
+        print(f"{made}: load it with {loader}")
 
 
 @app.command("show")

@@ -22,5 +22,8 @@ Target = Literal["arrow", "hdf5-fixed", "hdf5-varlength", "hdf5-packed", "hdf5-p
 """Formats that `data convert` writes."""
 PolicyName = Literal["budget", "padded", "bins", "exchange", "packed"]
 """Policies that deal the examples of a step into bins."""
+Pooling = Literal["mean", "cls", "max"]
+"""How one vector of a text is made of those of its tokens."""
+EmbeddingPrecision = Literal["auto", "fp32", "tf32", "bf32", "bf16", "fp16"]
 EngineName = Literal["fused", "compiled", "plain"]
 """The engines that compute a step (`training/engine.py`), fastest first."""

@@ -18,6 +18,8 @@ def count_parameters(model: ModelSettings) -> tuple[int, int]:
             heads = 2 * width + 2
         case "tag":
             heads = model.num_labels * (width + 1)
+        case "embed":
+            heads = 0
         case _:
             labels = model.num_labels if model.head in ("classify", "multilabel") else 1
             heads = width * width + width + labels * (width + 1)

@@ -10,7 +10,7 @@ from typing import Any, Literal
 
 from bertrain.base.errors import UserError
 from bertrain.base.units import parse_fits, parse_slice
-from bertrain.config.choices import MASK_PROBABILITY, PACKING, EngineName, PolicyName, StepPacking
+from bertrain.config.choices import MASK_PROBABILITY, PACKING, EngineName, PolicyName, Pooling, StepPacking
 
 
 def setting(
@@ -59,13 +59,16 @@ class ModelSettings:
     )
     layer_norm_eps: float = setting(1e-12, "epsilon inside LayerNorm", min=0)
     nsp: bool = setting(True, "train next-sentence prediction besides masked words")
-    head: Literal["pretrain", "classify", "multilabel", "regress", "span", "tag"] = setting(
+    head: Literal["pretrain", "classify", "multilabel", "regress", "span", "tag", "embed"] = setting(
         "pretrain",
         "output layer. pretrain: masked words and next sentence; classify: a class for each text; multilabel: any "
         "number of labels for each text; regress: a number for each text; span: begin and end of an answer in the "
-        "text; tag: a class for each word. Fine-tuning sets it from the task",
+        "text; tag: a class for each word; embed: a vector for each text. Fine-tuning sets it from the task",
     )
     num_labels: int = setting(2, "classify, multilabel, tag: number of classes", min=2)
+    pooling: Pooling = setting(
+        "mean", "embed: the vector of a text, pooled from its tokens. mean or max of all of them; cls: that of [CLS]"
+    )
     head_dropout: float = setting(
         0.1, "classify, multilabel, regress, tag: dropout before the last layer", min=0, max=0.99
     )
@@ -119,11 +122,17 @@ class DataSettings:
 class TaskSettings:
     """The task of fine-tuning. Its files lie in the folder --data."""
 
-    name: str = setting("", "the task, such as glue/mnli, squad/v2.0, xnli, classify or tag; empty: pre-training")
+    name: str = setting(
+        "", "the task, such as glue/mnli, squad/v2.0, xnli, classify, tag or similarity; empty: pre-training"
+    )
     on_error: Literal["stop", "skip"] = setting(
         "stop", "a damaged row of the data. stop: refuse the file, naming the line; skip: omit and count it"
     )
-    text: str = setting("text", "classify, tag: column of the text (tag: or of its words)")
+    text: str = setting(
+        "text",
+        "classify, tag: column of the text (tag: or of its words); similarity: of the first text, if not anchor or "
+        "sentence1",
+    )
     text_pair: str = setting("", "classify: column of a second text; empty: none")
     label: str = setting(
         "label",
@@ -138,8 +147,20 @@ class TaskSettings:
         "classify: factors of the loss. balanced: rare labels count more, in inverse proportion to their rows; or by "
         "label, such as spam=2,other=0.5; empty: all 1",
     )
+    loss: Literal["auto", "cosine", "ranking"] = setting(
+        "auto",
+        "similarity: the loss. cosine: squared error of the cosine against the score; ranking: cross-entropy of "
+        "finding the positive among all texts of the step; auto: cosine if the training data has scores",
+    )
+    temperature: float = setting(
+        0.05,
+        "similarity, ranking: cosines are divided by it before the softmax over the step's texts",
+        min=0.001,
+        max=100,
+    )
+    max_score: float = setting(1.0, "similarity: the score of equal texts; scores from 0 to it become 0 to 1", min=1e-6)
     hold_out: float = changeable(
-        0.0, "classify, tag: share of rows to evaluate on if there is no dev part", min=0, max=0.9
+        0.0, "classify, tag, similarity: share of rows to evaluate on if there is no dev part", min=0, max=0.9
     )
     languages: str = changeable("all", "xnli: languages to score, such as de,fr; all: every language of the file")
     doc_stride: int = setting(128, "squad, tag: tokens from the start of one window of a long text to the next", min=1)

@@ -20,6 +20,7 @@ from bertrain.model.attention import AttentionPlan, RaggedPlan
 from bertrain.model.batch import Batch
 from bertrain.model.dropout import dropout
 from bertrain.model.heads import MaskedWordHead, SentenceHead, SpanHead, TagHead, answer_head
+from bertrain.model.pooling import PoolingHead
 
 
 @dataclass(frozen=True)
@@ -28,7 +29,7 @@ class Outputs:
 
     mlm_logits: Tensor | None = None  # [P, vocab_size]; None after fine-tuning
     nsp_logits: Tensor | None = None  # [S, 2]; None without next-sentence prediction
-    answers: Tensor | None = None  # [S, labels], [S, 1], [T, 2] or [P, labels]: logits or values of a fine-tuning head
+    answers: Tensor | None = None  # of a fine-tuning head: [S, labels], [S, 1], [T, 2], [P, labels] or [S, E]
 
 
 class Embeddings(nn.Module):
@@ -98,6 +99,8 @@ class Bert(nn.Module):
             return Outputs(answers=self.answer(x))
         if isinstance(self.answer, TagHead):
             return Outputs(answers=self.answer(x[batch.mlm_positions]))
+        if isinstance(self.answer, PoolingHead):
+            return Outputs(answers=self.answer(x, batch))
         if isinstance(self.answer, SentenceHead):
             return Outputs(answers=self.answer(x[batch.cls_positions]))
         assert self.masked_words is not None

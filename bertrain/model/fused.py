@@ -6,7 +6,7 @@ residual, and the kernel that computes a tensor also writes its FP8 copy. Produc
 that the optimizer updates; biases and LayerNorm parameters are read in float32.
 
 The last layer is computed only for the rows that heads read, the masked words and [CLS]: about a sixth of all rows. The
-span head reads all of them, and the tag head those of the words that it labels.
+span head reads all of them, and so does pooling by mean or maximum; the tag head those of the words that it labels.
 
 Letters as in bert.py. The gradient of a tensor `x` is called `dx`.
 """
@@ -108,7 +108,7 @@ class FusedBert:
 
     def _rows_read(self, batch: Batch) -> tuple[Tensor | None, list[int]]:
         """The rows of the last layer that heads read (None: all), and how many are words, [CLS] and padding."""
-        if self.settings.head == "span":
+        if self.settings.head == "span" or self._heads.pools_all_tokens:
             return None, [0, len(batch.input_ids), 0]
         reads_words = self.settings.head in ("pretrain", "tag")
         masked = batch.mlm_positions if reads_words else batch.mlm_positions[:0]
@@ -116,6 +116,14 @@ class FusedBert:
         # FP8 products need a multiple of 16 rows; the rows added here have no gradient.
         padding = cls.new_zeros(-(len(masked) + len(cls)) % 16)
         return torch.cat([masked, cls, padding]), [len(masked), len(cls), len(padding)]
+
+    def embeddings(self, batch: Batch, seed: Tensor) -> Tensor:
+        """The vectors [S, E] of the head `embed`, under the dropout that `forward_backward` draws from `seed`."""
+        context, rows = self._context(batch, seed), self._rows_read(batch)[0]
+        x = Operand(self._embed(batch, context)[0])
+        for layer in self.layers:
+            x, _ = layer.forward(x, context, rows if layer is self.layers[-1] else None)
+        return self._heads.embeddings(x.in_16_bits[: None if rows is None else len(batch.is_real)], batch)
 
     def outputs(self, batch: Batch) -> Outputs:
         """The heads' outputs for a bin, without dropout, in 16 bits."""
@@ -130,6 +138,8 @@ class FusedBert:
                 return Outputs(answers=self._heads.span_logits(read))
             case "tag":
                 return Outputs(answers=self._heads.tag_logits(masked.float()))
+            case "embed":
+                return Outputs(answers=self._heads.embeddings(read, batch))
             case "classify" | "regress" | "multilabel":
                 return Outputs(answers=self._heads.sequence_logits("answer", read.float(), None)[2])
             case _:
@@ -173,6 +183,8 @@ class FusedBert:
             sequences = self._heads.spans(read, batch, sequence_scale, accumulate)
         elif self.settings.head == "tag":
             words = self._heads.tags(masked, batch.mlm_labels, context, word_scale)
+        elif self.settings.head == "embed":
+            sequences = self._heads.pooled(read, batch, sequence_scale)
         elif len(read):
             sequences = self._heads.sequences(read, batch, context, sequence_scale)
         dy = torch.cat([words.dx, sequences.dx, torch.zeros_like(padding)])

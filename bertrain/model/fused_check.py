@@ -20,24 +20,20 @@ from typing import Any
 
 from torch import nn
 
-from bertrain.model import attention, bert, heads
+from bertrain.model import attention, bert, heads, pooling
 from bertrain.model.bert import Bert
 from bertrain.model.initialization import uninitialized
 
 CLASSES = (
-    bert.Embeddings,
-    bert.Layer,
-    bert.Bert,
-    heads.MaskedWordHead,
-    heads.SentenceHead,
-    heads.SpanHead,
-    heads.TagHead,
-)
+    bert.Embeddings, bert.Layer, bert.Bert, heads.MaskedWordHead, heads.SentenceHead, heads.SpanHead, heads.TagHead,
+    pooling.PoolingHead,
+)  # fmt: skip
 MODULES = (*CLASSES, nn.Embedding, nn.LayerNorm, nn.Linear, nn.ModuleList)
 FUNCTIONS = {
     bert: ("dropout", "answer_head"),
     attention: ("attend_grouped",),
     heads: ("pretraining_sums", "answer_sums", "by_sequence", "_cross_entropy"),
+    pooling: ("pool", "sequence_of_token", "_sums"),
 }  # functions that the classes and the loss call; found at each check, so that a replaced one is noticed
 WRITTEN_FOR = {
     "Embeddings.__init__": "7c2330dbec21fe86",
@@ -46,7 +42,7 @@ WRITTEN_FOR = {
     "Layer.forward": "b01e4bcf588d6ffd",
     "Bert.__init__": "f2219247639fc1b0",
     "Bert.encode": "e3c1edb3419fa605",
-    "Bert.forward": "19837953f0645500",
+    "Bert.forward": "7a3eb5824e22627a",
     "MaskedWordHead.__init__": "680618bf32dcc2bc",
     "MaskedWordHead.forward": "fbe895aac92a9a6c",
     "SentenceHead.__init__": "5b60ba410faedd35",
@@ -55,13 +51,18 @@ WRITTEN_FOR = {
     "SpanHead.forward": "9e4c3f21a3dc864e",
     "TagHead.__init__": "a08cc03f5a57af27",
     "TagHead.forward": "9feedc74fd5576c1",
+    "PoolingHead.__init__": "c7c0357817b9f4bc",
+    "PoolingHead.forward": "9b0690604b9d8ee0",
     "dropout": "f1cea0e8262eebe6",
+    "answer_head": "bb3d45f906866035",
     "attend_grouped": "cc7b74a1cc8e7421",
-    "answer_head": "ebaa604bce875fa1",
     "pretraining_sums": "475a98e17d04e252",
-    "answer_sums": "fb1939aee95a6ad4",
+    "answer_sums": "10ecb097c153c278",
     "by_sequence": "8adcc9a3363549d0",
     "_cross_entropy": "b559518ae02b6b37",
+    "pool": "ad8b0d0563509d2b",
+    "sequence_of_token": "3ae6c576f3e02046",
+    "_sums": "070a9aa1cb3f8ef3",
 }
 NOT_SYNTAX = {"annotation", "returns", "type_comment", "type_params", "kind", "ctx"}
 

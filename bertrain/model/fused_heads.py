@@ -18,6 +18,7 @@ from bertrain.kernels.reduction import row_sum, write_gradient
 from bertrain.model.batch import IGNORED, Batch
 from bertrain.model.fused_operands import Matrix, ModelDropout, Operand, ParameterViews, PassContext
 from bertrain.model.heads import by_sequence
+from bertrain.model.pooling import pool, sequence_of_token
 
 aten = torch.ops.aten
 
@@ -142,6 +143,33 @@ class FusedHeads:
         self._write("answer.classify.bias", dlogits.sum(0), context.accumulate)
         dx = dlogits @ self.views.value("answer.classify.weight")
         return HeadResult(loss * scale[0], correct, (dx if keep is None else dx * keep).to(self.views.values16.dtype))
+
+    @property
+    def pools_all_tokens(self) -> bool:
+        return self.settings.head == "embed" and self.settings.pooling != "cls"
+
+    def embeddings(self, x: Tensor, batch: Batch) -> Tensor:
+        """Pooled vectors [S, E] in float32; `x` holds all rows, or those of [CLS] if only these are read."""
+        return pool(x, batch, self.settings.pooling) if self.pools_all_tokens else x.float()
+
+    def pooled(self, x: Tensor, batch: Batch, scale: Tensor) -> HeadResult:
+        """Backpropagates `batch.answers`, the gradient of each embedding; see `heads.answer_sums`."""
+        assert batch.answers is not None
+        vectors = self.embeddings(x, batch)
+        gradient = batch.answers * batch.is_real[:, None]
+        loss = (torch.where(batch.is_real[:, None], vectors, 0.0) * gradient).sum()
+        dvectors = gradient * scale[0]
+        if self.pools_all_tokens:
+            sequence = sequence_of_token(batch)
+            if self.settings.pooling == "max":  # tokens of the same value share the gradient
+                is_largest = (x.float() == vectors[sequence]).float()
+                ties = torch.zeros_like(vectors).index_add(0, sequence, is_largest).clamp(min=1)
+                dx = is_largest * (dvectors / ties)[sequence]
+            else:
+                dx = (dvectors / batch.cu_seqlens.diff().clamp(min=1)[:, None])[sequence]
+        else:
+            dx = dvectors
+        return HeadResult(loss * scale[0], torch.zeros((), device=x.device), dx.to(self.views.values16.dtype))
 
 
 def _sequence_loss(logits: Tensor, batch: Batch, head: str) -> tuple[Tensor, Tensor, Tensor]:

@@ -9,6 +9,7 @@ from torch import Tensor, nn
 from bertrain.config.settings import ModelSettings
 from bertrain.model.batch import IGNORED, Batch
 from bertrain.model.dropout import dropout
+from bertrain.model.pooling import PoolingHead
 from bertrain.model.sums import Sums
 
 MASKED_SCORE = -1e30  # softmax makes it 0; finite, so that a row of nothing else is not NaN
@@ -67,7 +68,7 @@ class TagHead(nn.Module):
         return self.classify(dropout(x, self.dropout, self.training))
 
 
-def answer_head(settings: ModelSettings) -> SentenceHead | SpanHead | TagHead | None:
+def answer_head(settings: ModelSettings) -> SentenceHead | SpanHead | TagHead | PoolingHead | None:
     """The head for fine-tuning; None for pre-training."""
     match settings.head:
         case "classify" | "multilabel":
@@ -78,6 +79,8 @@ def answer_head(settings: ModelSettings) -> SentenceHead | SpanHead | TagHead | 
             return SpanHead(settings)
         case "tag":
             return TagHead(settings)
+        case "embed":
+            return PoolingHead(settings)
         case _:
             return None
 
@@ -120,6 +123,10 @@ def answer_sums(logits: Tensor, batch: Batch, head: str) -> Sums:
         correct = (((logits.detach() >= 0) == (batch.answers > 0)).all(1) & is_real).sum().float()
     elif head == "regress":
         loss = ((logits[:, 0].float() - batch.answers[:, 0]).square() * is_real).sum()
+        correct = zero
+    elif head == "embed":
+        # The answers are gradients of the step's loss, which depends on other bins too: see contrastive_engine.py.
+        loss = (torch.where(is_real[:, None], logits, 0.0) * batch.answers).sum()
         correct = zero
     else:
         scores = by_sequence(logits, batch).log_softmax(1)

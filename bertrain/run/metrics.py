@@ -271,7 +271,7 @@ def averages(sums: Tensor, num_predictions: int, num_sequences: int, model: Mode
     if model.head == "tag":
         return {"loss": totals.mlm_loss / num_predictions, "accuracy": totals.mlm_correct / num_predictions}
     if model.head != "pretrain":
-        return {"loss": sequence_loss} | ({} if model.head == "regress" else {"accuracy": sequence_accuracy})
+        return {"loss": sequence_loss} | ({} if model.head in ("regress", "embed") else {"accuracy": sequence_accuracy})
     mlm_loss = totals.mlm_loss / num_predictions
     mlm_accuracy = totals.mlm_correct / num_predictions
     result = {"loss": mlm_loss + sequence_loss, "mlm_loss": mlm_loss, "mlm_accuracy": mlm_accuracy}

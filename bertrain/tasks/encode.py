@@ -15,13 +15,18 @@ CHUNK_ROWS = 16384  # tokenized together: the indices of their tokens take some 
 
 
 def encode_texts(
-    vocabulary: Vocabulary, first: Sequence[str], second: Sequence[str] | None, max_seq_length: int
+    vocabulary: Vocabulary,
+    first: Sequence[str],
+    second: Sequence[str] | None,
+    max_seq_length: int,
+    tokenizer: Tokenizer | None = None,
 ) -> tuple[Block, int]:
     """Encode the texts, and count those truncated to `max_seq_length` tokens.
 
     The longer text of a pair loses its last token until the pair fits; of two of equal length, the second.
+    A `tokenizer` of the vocabulary keeps its cache of words from one call to the next.
     """
-    tokenizer = Tokenizer(vocabulary)
+    tokenizer = tokenizer or Tokenizer(vocabulary)
     blocks: list[Block] = []
     num_truncated = 0
     for start in range(0, max(len(first), 1), CHUNK_ROWS):

@@ -13,6 +13,7 @@ from bertrain.data.text.vocabulary import Vocabulary
 from bertrain.tasks import glue
 from bertrain.tasks.classify import ClassifyTask
 from bertrain.tasks.multilabel import MultilabelTask
+from bertrain.tasks.similarity import SimilarityTask
 from bertrain.tasks.squad.task import SquadTask
 from bertrain.tasks.table_task import TableTask
 from bertrain.tasks.tag.task import TagTask
@@ -26,7 +27,7 @@ SEVERAL_LABELS = ("multilabel", "multi-label", "multi-label-classification")
 
 
 def task_names() -> list[str]:
-    return [*(f"glue/{name}" for name in glue.TASKS), *SQUAD, "xnli", "classify", "tag"]
+    return [*(f"glue/{name}" for name in glue.TASKS), *SQUAD, "xnli", "classify", "tag", "similarity"]
 
 
 def check_name(name: str) -> None:
@@ -58,6 +59,8 @@ def open_task(
     """
     name = settings.task.name
     check_name(name)
+    if folder is None and name == "similarity":
+        raise UserError("texts-for-similarity", "similarity compares texts; for their vectors use `bertrain embed`")
     if folder is None:
         if name in SQUAD or saved is None:
             raise UserError("texts-for-squad", f"{name} reads questions about paragraphs; put them into a file: --data")
@@ -78,6 +81,8 @@ def open_task(
         import_extra("sklearn.metrics")
     if name == "xnli":
         return XnliTask(settings, folder, vocabulary)
+    if name == "similarity":
+        return SimilarityTask(settings, folder, vocabulary, saved)
     if name == "classify":
         of_target = MultilabelTask if settings.task.target == "classes" else ClassifyTask
         return of_target(settings, folder, vocabulary, saved)

@@ -71,7 +71,12 @@ class BadRows:
 
 def format_of(path: Path) -> str:
     """The format of a table by the suffix of its name, compressed or not; "" if it is not supported."""
-    return FORMATS.get(_uncompressed_name(path).rpartition(".")[2], "")
+    return FORMATS.get(suffix_of(path), "")
+
+
+def suffix_of(path: Path) -> str:
+    """The suffix of a file's name, without that of its compression and without a dot."""
+    return _uncompressed_name(path).rpartition(".")[2]
 
 
 def stem_of(path: Path) -> str:

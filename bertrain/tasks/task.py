@@ -19,11 +19,11 @@ import numpy.typing as npt
 
 from bertrain.data.formats.block import Block
 
-Head = Literal["classify", "multilabel", "regress", "span", "tag"]
+Head = Literal["classify", "multilabel", "regress", "span", "tag", "embed"]
 TaskOutputs = npt.NDArray[np.float32]
 """The model's outputs for a whole Block, in its order: logits [examples, classes] for classify and multilabel,
-[examples, 1] for regress, for span [tokens of all examples, 2], the logits of an answer's first and last token, and for
-tag [labeled words of all examples, classes]."""
+[examples, 1] for regress, for span [tokens of all examples, 2], the logits of an answer's first and last token, for tag
+[labeled words of all examples, classes], and for embed the vectors [texts, width]."""
 
 
 class Split(Protocol):

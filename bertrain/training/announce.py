@@ -14,7 +14,7 @@ from bertrain.base.formatting import counted, duration
 from bertrain.config.model_size import count_parameters, training_flops
 from bertrain.config.settings import Settings
 from bertrain.data.feed.balance import WORTH_MENDING, better_budget, describe_balance, mean_idle_share
-from bertrain.data.feed.loader import Loader, Step, training_rows
+from bertrain.data.feed.loader import Loader, Step, training_examples
 from bertrain.data.formats.masking import Ints
 from bertrain.data.formats.source import DataSource
 from bertrain.planning.memory import GIB
@@ -41,7 +41,7 @@ def announce(
     threads = torch.get_num_threads()
     millions = count_parameters(settings.model)[0] / 1e6
     per_step, _ = loader.sizes_ahead(progress.samples)[0]
-    epochs_per_step = len(per_step) / len(training_rows(data, settings))
+    epochs_per_step = len(per_step) / data.texts_per_example / len(training_examples(data, settings))
     console.say(f"run {run.folder}: {_describe_length(settings, epochs_per_step)}")
     console.say(f"data {data.folder} ({data.layout}): {_describe_rows(data, settings)}")
     console.say(f"model: {millions:.1f} M parameters, {settings.optimizer.name}; {_describe_step(settings)}")
@@ -101,9 +101,9 @@ def _plan(settings: Settings, lengths: Ints, world: int) -> list[str]:
 
 def _describe_rows(data: DataSource, settings: Settings) -> str:
     if not settings.data.slice:
-        return counted(len(data), "example")
-    part = training_rows(data, settings)
-    return f"{len(part):,} of {len(data):,} examples (data.slice {settings.data.slice})"
+        return counted(data.num_examples, "example")
+    part = training_examples(data, settings)
+    return f"{len(part):,} of {data.num_examples:,} examples (data.slice {settings.data.slice})"
 
 
 def _describe_step(settings: Settings) -> str:
@@ -136,7 +136,8 @@ def dry_run(
     warn_of_emulation(settings.train, parallel.choose_device(settings.train.device)[0])
     needed = place.needs(settings)
     loader = Loader(source, settings, world=world)
-    step, part = loader.step(0, 0), training_rows(source, settings)
+    step, part = loader.step(0, 0), training_examples(source, settings)
+    num_tokens = int(source.example_lengths[part.start : part.stop].sum())
     lines = [f"{name} = {value}" for name, value in settings.dotted().items()]
     fill = step.num_tokens / (step.num_bins * settings.batch.token_budget)
     lines += [
@@ -146,7 +147,7 @@ def dry_run(
         f"memory on each rank: about {needed.total / GIB:.2f} GiB of {place.bytes / GIB:.2f} {place.label}",
         f"  in GiB: {needed.text()}",
         *([] if place.holds(settings) else ["  that is too much: this run would be refused"]),
-        f"data: {_describe_rows(source, settings)}, {int(source.lengths[part.start : part.stop].sum()):,} tokens",
+        f"data: {_describe_rows(source, settings)}, {num_tokens:,} tokens",
         f"first step: {step.num_sequences:,} sequences, {step.num_tokens:,} tokens, "
         f"{step.num_predictions:,} words to predict, in {step.num_bins} bins ({fill:.1%} full) for {world} rank(s)",
         *([f"balance: {_describe_balance(loader, settings, Progress())}"] if world > 1 else []),

@@ -29,6 +29,7 @@ from bertrain.model.initialization import uninitialized
 from bertrain.optim.optimizer import Optimizer
 from bertrain.ranks.parallel import Ranks
 from bertrain.training import compiled_engine
+from bertrain.training.contrastive_engine import ContrastiveEngine
 from bertrain.training.exchange import Exchange
 from bertrain.training.fused_engine import FusedEngine
 from bertrain.training.plain_engine import PlainEngine, plain_outputs
@@ -37,6 +38,7 @@ from bertrain.training.precision import check_precision
 Predictor = Callable[[Batch], Outputs]
 """Computes a model's outputs for a bin on its device, without dropout."""
 ENGINES = {"fused": "fused kernels", "compiled": "compiled PyTorch", "plain": "plain PyTorch"}
+SIMILARITY = "similarity"  # the task whose loss compares texts of different bins
 MOST_TOKENS = 8 * 65_535  # rows of one launch: CUDA allows 65,535 blocks along y, and GELU's have eight rows
 
 
@@ -52,8 +54,8 @@ class Engine(Protocol):
     def restore(self, state: dict[str, Tensor]) -> None:
         """Load the tensors of `state`, if any; called also after weights have changed in the arena."""
 
-    def begin(self, num_bins: int) -> None:
-        """Start a step of this rank's `num_bins` bins. Without bins, the rank's gradient is zero."""
+    def begin(self, step: Step) -> None:
+        """Start a step; its `bins` of this rank are added next. Without bins, the rank's gradient is zero."""
 
     def add_bin(self, batch: Batch, step: Step, *, is_last: bool) -> None:
         """Add one bin to the step's gradient and sums. The last bin sends the gradient to the other ranks."""
@@ -117,11 +119,15 @@ def choose(settings: Settings, device: torch.device, model: Bert | None = None) 
     if usable and (mismatch := why_not_implemented(model) or failed_kernel(settings, device)):
         usable, reason = False, mismatch
     name: EngineName = "fused" if usable else "plain"
+    if precision == "fp8" and settings.task.name == SIMILARITY:
+        usable, reason = False, "the task similarity computes each bin twice, with the same FP8 scales"
     if precision == "fp8" and not usable:
         why = f"train.precision fp8 is not possible here ({reason})"
         raise UserError("precision-not-possible", f"{why}; use --train.precision bf16")
     if not usable and asked != "plain":
         why_not = compiled_engine.why_not_compiled(settings, device)
+        if settings.task.name == SIMILARITY:  # it computes each bin twice, with the same dropout
+            why_not = "torch.compile may draw another dropout in the second pass of the task similarity"
         if not why_not:
             name, reason = "compiled", f"{compiled_engine.attention_kernel(settings, device)} attention; {reason}"
         elif asked == "compiled":
@@ -168,7 +174,7 @@ def kernel_sizes(settings: Settings) -> self_test.Sizes:
 
 def build(
     model: Bert, arena: Arena, optimizer: Optimizer, exchange: Exchange, ranks: Ranks, settings: Settings
-) -> PlainEngine | FusedEngine:
+) -> PlainEngine | FusedEngine | ContrastiveEngine:
     """Build the engine that `choose` selects; warns if the kernels do not compute this model, or fail on this GPU."""
     device = arena.values.device
     name, _ = choose(settings, device, model)
@@ -182,4 +188,5 @@ def build(
         )
         raise AgreedError("engines-differ", f"{why}; use --train.kernels compiled")
     engines = {"fused": FusedEngine, "compiled": compiled_engine.CompiledEngine, "plain": PlainEngine}
-    return engines[name](model, arena, optimizer, exchange, ranks, settings)
+    built = engines[name](model, arena, optimizer, exchange, ranks, settings)
+    return ContrastiveEngine(built, ranks, settings) if settings.task.name == SIMILARITY else built

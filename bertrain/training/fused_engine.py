@@ -97,10 +97,10 @@ class FusedEngine:
             self._model.scales.load(state[FP8_SCALE])
         self._model.refresh()
 
-    def begin(self, num_bins: int) -> None:
+    def begin(self, step: Step) -> None:
         self._is_first_bin = True  # the first bin overwrites the gradient; the others add to it
         self.sums.zero_()
-        if num_bins == 0:
+        if not step.bins:
             self._arena.gradients.zero_()
 
     def add_bin(self, batch: Batch, step: Step, *, is_last: bool) -> None:
@@ -128,6 +128,12 @@ class FusedEngine:
             # FP8 measures its scales in the first step; graphs capture the second, which uses them.
             captured.is_warm = self._model.scales is None or self._model.scales.ready
             self._run_pieces(captured.batch, accumulate, pauses)
+
+    @torch.no_grad()
+    def embeddings(self, batch: Batch) -> Tensor:
+        self._seed.fill_(batch.dropout_seed)
+        batch = batch.without_padding() if self._pool is None else batch.to(self.sums.device)
+        return self._model.embeddings(batch, self._seed)[batch.is_real]
 
     def _run_pieces(self, batch: Batch, accumulate: bool, pauses: frozenset[int]) -> None:
         for complete_from in self._pieces(batch, accumulate, pauses):

@@ -313,7 +313,7 @@ def train_step(
     engine = state.engine
     heartbeat = ranks.heartbeat
     heartbeat.enter("forward and backward", step.number + 1)
-    engine.begin(len(step.bins))
+    engine.begin(step)
     state.exchange.begin()
     for number, batch in enumerate(step.bins, start=1):
         engine.add_bin(batch, step, is_last=number == len(step.bins))

@@ -53,22 +53,33 @@ class PlainEngine:
         if self._loss_scale is not None:
             self._loss_scale.load(state)
 
-    def begin(self, num_bins: int) -> None:
+    def begin(self, step: Step) -> None:
         self._arena.gradients.zero_()
         self.sums.zero_()
 
     def add_bin(self, batch: Batch, step: Step, *, is_last: bool) -> None:
         # Losses are divided by the counts of the whole step, so the bins of all ranks add up to its exact mean.
-        device = self.sums.device
-        trims = device.type == "cpu" and not self.needs_few_shapes
-        batch = batch.without_padding() if trims else batch.to(device)
+        batch = self._place(batch)
         torch.manual_seed(batch.dropout_seed)
         # Around `_loss`, not in it: PyTorch's cache on disk takes no compiled function that enters autocast.
-        with autocast(self._settings.train, device):
+        with autocast(self._settings.train, self.sums.device):
             loss, sums = self._loss(batch, max(1, step.num_predictions), step.num_sequences)
         self._completes_gradient = is_last
         (loss if self._loss_scale is None else loss * self._loss_scale.scale).backward()
         self.sums += sums
+
+    def _place(self, batch: Batch) -> Batch:
+        device = self.sums.device
+        return batch.without_padding() if device.type == "cpu" and not self.needs_few_shapes else batch.to(device)
+
+    @torch.no_grad()
+    def embeddings(self, batch: Batch) -> Tensor:
+        batch = self._place(batch)
+        torch.manual_seed(batch.dropout_seed)
+        with autocast(self._settings.train, self.sums.device):
+            pooled = self._model(batch).answers
+        assert pooled is not None
+        return pooled[batch.is_real]
 
     def _loss(self, batch: Batch, num_predictions: int | Tensor, num_sequences: int | Tensor) -> tuple[Tensor, Tensor]:
         """A bin's part of the step's loss, and its packed `Sums`."""

@@ -142,13 +142,14 @@ def _can_compute(settings: Settings, data: DataSource, device: torch.device) -> 
     """Try a full bin on a GPU, forward and backward: without a CUDA graph, as one, and without beside the graph."""
     tried = replace(settings, batch=replace(settings.batch, sequences=0, tokens=settings.batch.token_budget))
     step = Loader(data, tried).step(0, 0)
-    largest = max(step.bins, key=lambda batch: len(batch.input_ids))
+    number = max(range(len(step.bins)), key=lambda number: len(step.bins[number].input_ids))
+    largest, place = step.bins[number], step.places[number]
     try:
         state: TrainState | None = TrainState.build(settings, parallel.Ranks(0, 1, device))
         assert state is not None
         state.engine.restore({})
         for bins in (1, 1, 2):
-            state.engine.begin(bins)
+            state.engine.begin(replace(step, bins=[largest] * bins, places=[place] * bins))
             for _ in range(bins):
                 state.engine.add_bin(largest, step, is_last=False)
             state.engine.update(0.0)

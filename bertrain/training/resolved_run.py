@@ -17,7 +17,7 @@ from bertrain.base.machine import is_first_rank
 from bertrain.config.resolve import override
 from bertrain.config.settings import Settings
 from bertrain.data.feed.batching import check_groups
-from bertrain.data.feed.loader import check_data, check_shares, training_rows
+from bertrain.data.feed.loader import check_data, check_shares, training_examples
 from bertrain.data.formats.source import DataSource, open_data
 from bertrain.data.text.vocabulary import Vocabulary
 from bertrain.ranks import parallel
@@ -124,7 +124,7 @@ def resolve_run(
     settings = resolved.settings
     check_data(resolved.data, settings)
     check_shares(resolved.data, settings)
-    training_rows(resolved.data, settings)
+    training_examples(resolved.data, settings)
     if begun is not None:
         begun.refuse_other(settings, init)
     elif folder is not None:
@@ -161,7 +161,7 @@ def resolve_resume(
     world = ranks.world if ranks is not None else world
     resolved = _open(settings, begun.data, task, vocabulary, ranks, world)
     if task is not None:
-        num_rows = len(settings.data.rows(len(resolved.data)))
+        num_rows = len(settings.data.rows(resolved.data.num_examples))
         settings = evaluate_as_overridden(settings, dict(overrides), num_rows)
     return replace(resolved, settings=settings, folder=Path(folder), begun=begun, init=begun.init)
 

@@ -83,13 +83,14 @@ class TrainState:
 
     def warm_up(self, step: Step) -> None:
         """Compute a bin of `step` twice and discard it: libraries load, kernels compile, and ranks connect."""
+        one_bin = replace(step, bins=step.bins[:1], places=step.places[:1])
         for _ in range(2):
-            self.engine.begin(len(step.bins[:1]))
+            self.engine.begin(one_bin)
             self.exchange.begin()
-            for batch in step.bins[:1]:
+            for batch in one_bin.bins:
                 self.engine.add_bin(batch, step, is_last=True)
             self.exchange.finish()
-        self.engine.begin(0)
+        self.engine.begin(replace(step, bins=[], places=[]))
         self.engine.discard_bins()
         self.ranks.all_reduce_sum(torch.zeros(1, device=self.ranks.device))
 

@@ -38,7 +38,7 @@ PERCENTILES = (50, 90, 95, 99, 100)
 def task_data(split: Split, folder: str | Path, settings: Settings, vocabulary: Vocabulary) -> TaskData:
     if not len(split.block):
         raise UserError("no-examples", f"{folder} has no examples for the split {split.name} of {settings.task.name}")
-    return TaskData(split, Path(folder), vocabulary, settings.data.max_seq_length)
+    return TaskData(split.block, Path(folder), vocabulary, settings.data.max_seq_length)
 
 
 class TaskEvaluator:
@@ -97,7 +97,7 @@ class TaskEvaluator:
     ) -> tuple[TaskOutputs, dict[str, float]]:
         """The model's outputs for a whole split in its order, on every rank; and how fast they were computed."""
         model, batch_size = self._settings.model, self._settings.evaluate.batch_size
-        num_columns = {"span": 2, "regress": 1}.get(model.head, model.num_labels)
+        num_columns = {"span": 2, "regress": 1, "embed": model.hidden_size}.get(model.head, model.num_labels)
         found = torch.zeros(_num_outputs(split.block, model.head), num_columns)
         seconds: list[float] = []
         began = time.perf_counter()

@@ -19,6 +19,7 @@ from bertrain.config.settings import EvaluateSettings, ModelSettings, Settings
 from bertrain.planning.memory_fit import BUDGET_STEP
 from bertrain.run.folder import Run
 from bertrain.tasks import glue, registry
+from bertrain.tasks.similarity import SimilarityTask
 from bertrain.tasks.table_task import TableSplit
 from bertrain.tasks.task import Task
 from bertrain.training.restore import InitWeights
@@ -92,19 +93,23 @@ def fit_to_task(
     block = task.training().block
     settings = replace(settings, model=_model_for(task, settings.model, begun, weights))
     notes: list[str] = []
+    if isinstance(task, SimilarityTask):
+        settings = replace(settings, task=replace(settings.task, loss=task.loss))
+        notes.append(f"task.loss {task.loss}")
     if settings.optimizer.learning_rate < 0:
         rate = begun.settings.optimizer.learning_rate if begun else usual_rate(settings.model)
         settings = replace(settings, optimizer=replace(settings.optimizer, learning_rate=rate))
         width = f"for weights {settings.model.hidden_size} wide"
         notes.append(f"optimizer.learning_rate {rate:g}, {width}; set --optimizer.learning_rate to change it")
-    settings = in_steps(settings, len(settings.data.rows(len(block))), float(block.lengths.mean()))
+    lengths = block.lengths.reshape(-1, block.texts_per_example).sum(1)  # of examples
+    settings = in_steps(settings, len(settings.data.rows(len(lengths))), float(lengths.mean()))
     held_out = next(iter(task.held_out().values()), None)
     if isinstance(held_out, TableSplit) and task.labels:
         constant = held_out.describe_constant(held_out.constant_predictions())
         notes.append(f"baseline of {held_out.name}: always predict {constant}")
     task.notes.extend(note for note in notes if note not in task.notes)  # seeds share a task
     if settings.batch.token_budget == 0:
-        budget = begun.settings.batch.token_budget if begun else usual_budget(settings, block.lengths, world)
+        budget = begun.settings.batch.token_budget if begun else usual_budget(settings, lengths, world)
         settings = replace(settings, batch=replace(settings.batch, token_budget=budget))
     return settings.check()
 

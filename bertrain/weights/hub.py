@@ -11,6 +11,7 @@ from bertrain.base.extras import import_extra
 
 PREFIX = "hub:"
 FILES = ["config.json", "vocab.txt", "tokenizer.json", "tokenizer_config.json", "model*.safetensors*"]
+FILES += ["modules.json", "*_Pooling/config.json", "*sentence_*.json"]  # of sentence-transformers
 
 
 def locate(source: str | Path) -> Path:

@@ -31,6 +31,7 @@ from bertrain.data.text.vocabulary import SPECIAL_WORDS, Vocabulary
 from bertrain.weights import torch_files
 from bertrain.weights.companions import CONFIGS, TOKENIZER, VOCABULARY, find_labels, find_thresholds, read_json
 from bertrain.weights.names import BUFFERS, TORCH_AND_COPIES, find_parameter, huggingface_names, normalize_names
+from bertrain.weights.sentence_transformers import SentencePipeline, write_pipeline
 from bertrain.weights.tensors import (
     PADDED_BY_VOCABULARY,
     Kind,
@@ -53,6 +54,7 @@ LOADERS = {
     "regress": "AutoModelForSequenceClassification",
     "span": "AutoModelForQuestionAnswering",
     "tag": "AutoModelForTokenClassification",
+    "embed": "AutoModel",
 }  # the class of Transformers that loads a folder, by head
 PROBLEM_TYPES = {
     "classify": "single_label_classification",
@@ -185,6 +187,9 @@ def write_folder(out: Path, weights: Weights, *, pad_vocab_to: int = 1) -> None:
     with new_folder(out) as folder:
         save_tensors(tensors, folder / MODEL, metadata)
         write_companions(folder, weights, settings)
+        if settings.head == "embed":
+            length = weights.max_seq_length or settings.max_positions
+            write_pipeline(folder, SentencePipeline(settings.pooling, True, length), settings.hidden_size)
 
 
 def write_companions(folder: Path, weights: Weights, settings: ModelSettings) -> None:
@@ -217,6 +222,8 @@ def write_nvidia(out: Path, weights: Weights, *, pad_vocab_to: int) -> None:
 
 def _architecture(weights: Weights) -> str:
     missing = weights.missing
+    if weights.settings.head == "embed":
+        return "BertModel"
     if weights.settings.head != "pretrain":
         return LOADERS[weights.settings.head].replace("AutoModel", "Bert")
     if any(name.startswith("masked_words.") for name in missing):

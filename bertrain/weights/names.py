@@ -151,6 +151,8 @@ def unused_prefixes(*, nsp: bool = True, head: str = "pretrain") -> tuple[str, .
             return ("masked_words.", "next_sentence.", "answer.classify.", TASK_POOLER)
         case "tag":
             return ("masked_words.", "next_sentence.", "answer.score.", TASK_POOLER)
+        case "embed":
+            return ("masked_words.", "next_sentence.", "answer.")
         case _:
             return ("masked_words.", "next_sentence.", "answer.score.")
 

@@ -130,9 +130,10 @@ def our_outputs(model: Bert, batch: Batch, names: list[str]) -> dict[str, Tensor
     """Our values of the outputs with these names: a row for each token, or for each sequence slot."""
     if "last_hidden_state" in names:
         hidden = model.encode(batch)
-        assert model.next_sentence is not None
-        pooled = torch.tanh(model.next_sentence.pool(hidden[batch.cls_positions]))
-        found: dict[str, Tensor | None] = {"last_hidden_state": hidden, "pooler_output": pooled}
+        found: dict[str, Tensor | None] = {"last_hidden_state": hidden}
+        if "pooler_output" in names:
+            assert model.next_sentence is not None
+            found["pooler_output"] = torch.tanh(model.next_sentence.pool(hidden[batch.cls_positions]))
     else:
         outputs = model(batch)
         found = {"logits": outputs.mlm_logits, "seq_relationship_logits": outputs.nsp_logits}

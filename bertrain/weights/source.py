@@ -129,6 +129,7 @@ def _open_run(folder: Path, which: str, hashes: bool) -> OpenedWeights:
         global_step=checkpoint.read_progress(chosen).step,
         labels=tuple(run.task.get("labels", ())),
         thresholds=_thresholds_of(run, chosen),
+        max_seq_length=run.settings.data.max_seq_length,
     )
 
 

@@ -65,6 +65,7 @@ class OpenedWeights:
     global_step: int | None = None  # training steps, if it says so
     labels: tuple[str, ...] = ()  # class names of its head, if it says so
     thresholds: dict[str, float] = field(default_factory=dict)  # by label, for several labels a text, if it says so
+    max_seq_length: int = 0  # of the texts that a run was trained on; 0: not known
 
 
 @dataclass(frozen=True)
@@ -82,6 +83,7 @@ class Weights:
     global_step: int | None = None
     labels: tuple[str, ...] = ()  # class names of the head, if they are known
     thresholds: dict[str, float] = field(default_factory=dict)  # by label, for several labels a text, if they are known
+    max_seq_length: int = 0  # of the texts that a run was trained on; 0: not known
     padding: int = 0  # rows of vocabulary padding that were dropped
     thirds: tuple[str, ...] = ()  # queries, keys or values without the other two; they are left over
     rounded: tuple[str, ...] = ()  # tensors rounded from float64 to float32
@@ -146,6 +148,7 @@ def load_tensors(source: OpenedWeights) -> Weights:
         global_step=source.global_step,
         labels=source.labels,
         thresholds=source.thresholds,
+        max_seq_length=source.max_seq_length,
         padding=padding,
         thirds=tuple(strays),
         rounded=tuple(rounded),

@@ -28,6 +28,7 @@ from bertrain.config.recipe import recipe_names
 from bertrain.config.resolve import parse_overrides
 from bertrain.training.start import pretrain
 from tests import helpers
+from tests.training.test_embed import encoder as encoder
 
 ROOT = Path(__file__).parents[2]
 DOCS = ROOT / "docs"
@@ -167,6 +168,14 @@ def test_the_how_to_about_tags_runs_as_written(tmp_path: Path) -> None:
     for action in actions:
         assert_shows(action, perform(action, tmp_path))
     assert {path.name for path in (tmp_path / "predictions").iterdir()} == {"dev.conll", "dev.jsonl"}
+
+
+def test_how_to_embed_runs_as_written(encoder: Path, tmp_path: Path) -> None:
+    shutil.copytree(encoder, tmp_path / "weights")
+    actions = list(actions_of((DOCS / "how-to-embed.md").read_text()))
+    assert len(actions) >= 5
+    for action in actions:
+        assert_shows(action, perform(action, tmp_path))
 
 
 def test_a_shown_line_is_compared_by_its_words() -> None:

@@ -38,7 +38,7 @@ def model_both_ways(*, fp8: bool = False, dropout: float = 0.0, **overrides: obj
     torch.manual_seed(3)
     batch = whole_model.random_batch([300, 1, 512, 64, 5, 19, 2], 1024, 12, 250, 512, 2000)
     if settings.head != "pretrain":
-        batch = whole_model.with_answers(batch, settings.head, settings.num_labels)
+        batch = whole_model.with_answers(batch, settings.head, settings.num_labels, settings.hidden_size)
     return whole_model.BothWays(settings, batch, "cuda", fp8=fp8, matrix_scale=0.2)
 
 
@@ -51,6 +51,8 @@ VARIANTS: list[dict[str, object]] = [
     {"model__head": "regress"},
     {"model__head": "span"},
     {"model__head": "tag", "model__num_labels": 7},
+    {"model__head": "embed"},
+    {"model__head": "embed", "model__pooling": "cls"},
 ]
 
 
@@ -151,7 +153,7 @@ class Trainer:
 
     def gradient_of(self, step: Step) -> torch.Tensor:
         """The gradient of a step's bins; what was captured of their shapes is used, what was not may be."""
-        self.engine.begin(len(step.bins))
+        self.engine.begin(step)
         for batch in step.bins:
             self.engine.add_bin(batch, step, is_last=batch is step.bins[-1])
         return self.arena.gradients.clone()
@@ -283,8 +285,9 @@ def test_a_step_that_is_not_finite_changes_nothing(shards: Shards, precision: st
 
 def test_a_rank_without_a_bin_has_no_gradient(shards: Shards) -> None:
     trainer = Trainer(training_settings("bf16"))
-    trainer.step(make_steps(shards, training_settings("bf16"), 1)[0])
-    trainer.engine.begin(0)
+    (step,) = make_steps(shards, training_settings("bf16"), 1)
+    trainer.step(step)
+    trainer.engine.begin(replace(step, bins=[]))
     assert (trainer.arena.gradients == 0).all()
     assert (trainer.engine.sums == 0).all()
 

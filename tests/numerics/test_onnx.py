@@ -34,6 +34,7 @@ CLASSES = {
     "regress": "BertForSequenceClassification",
     "span": "BertForQuestionAnswering",
     "tag": "BertForTokenClassification",
+    "embed": "BertModel",
     "encoder": "BertModel",
     "encoder without pooler": "BertModel",
 }
@@ -99,6 +100,7 @@ def test_every_head_at_every_shape_equals_transformers(tmp_path: Path, kind: str
         "span": {"start_logits", "end_logits"},
         "encoder": {"last_hidden_state", "pooler_output"},
         "encoder without pooler": {"last_hidden_state"},
+        "embed": {"last_hidden_state"},
     }.get(kind, {"logits"})
     with pytest.raises(Exception, match="20"):  # more columns than positions
         session.run(None, padded_inputs(1, 20, 10))

@@ -38,7 +38,7 @@ LIMIT = 0.05  # well below the gradient's norm, so that clipping bites
 
 def gradient_of(state: TrainState, step: Step, buckets_on_the_way: list[int] | None = None) -> Tensor:
     """The gradient after the exchange, before the optimizer sees it."""
-    state.engine.begin(len(step.bins))
+    state.engine.begin(step)
     state.exchange.begin()
     for number, batch in enumerate(step.bins, start=1):
         state.engine.add_bin(batch, step, is_last=number == len(step.bins))

@@ -10,7 +10,7 @@ import torch
 
 from bertrain.config.settings import Settings
 from bertrain.data.feed.batching import POLICIES
-from bertrain.data.feed.loader import Loader, training_rows
+from bertrain.data.feed.loader import Loader, training_examples
 from bertrain.data.formats.shards import Shards
 from bertrain.model.batch import Batch
 from bertrain.model.bert import Bert
@@ -240,7 +240,7 @@ def unmasked(batch: Batch) -> list[tuple]:
 
 def test_a_slice_without_a_row_is_refused(shards: Shards) -> None:
     with helpers.refused("empty-slice", "--data.slice 0:0.001", shards.folder):
-        training_rows(shards, helpers.tiny_settings(data__slice="0:0.001"))
+        training_examples(shards, helpers.tiny_settings(data__slice="0:0.001"))
 
 
 def test_evaluation_is_not_sliced(shards: Shards) -> None:

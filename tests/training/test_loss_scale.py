@@ -49,7 +49,7 @@ def test_an_overflow_changes_nothing_but_the_scale(tmp_path: Path) -> None:
     before = [tensor.clone() for tensor in trained]
 
     def verdict() -> Verdict:
-        engine.begin(len(step.bins))
+        engine.begin(step)
         for batch in step.bins:
             engine.add_bin(batch, step, is_last=False)
         return Verdict.unpack(engine.update(1e-3))

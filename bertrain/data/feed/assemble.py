@@ -77,7 +77,7 @@ def placeholder_block(lengths: Ints, predictions: Ints, token: int, settings: Se
     answers, weights = None, None
     if model.head not in ("pretrain", "tag"):
         columns = {"span": 2, "multilabel": model.num_labels}.get(model.head, 1)
-        dtype = np.float32 if model.head in ("regress", "multilabel") else np.int64
+        dtype = np.float32 if model.head in ("regress", "multilabel", "embed") else np.int64
         answers = np.zeros((len(lengths), columns), dtype=dtype)
         weights = np.ones((len(lengths), columns), dtype=np.float32) if settings.task.class_weights else None
     return Block(

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any, TypeVar
 
 import numpy as np
@@ -48,6 +48,14 @@ class Step:
     num_sequences: int
     num_predictions: int
     first_position: int
+    places: list[Ints] = field(default_factory=list)
+    """For each of `bins`, the places of its sequences among all sequences of the step, in the order of examples."""
+
+    texts_per_example: int = 1
+
+    @property
+    def num_texts(self) -> int:
+        return self.num_sequences * self.texts_per_example
 
     @property
     def num_bins(self) -> int:
@@ -130,7 +138,7 @@ class Loader:
         while not found or (len(found) < MOST_STEPS_AHEAD and dealt < MOST_EXAMPLES_AHEAD):
             _, rows = self._rows(position + dealt)
             found.append(self._sizes(rows))
-            dealt += len(rows)
+            dealt += len(rows) // self.data.texts_per_example
         return found
 
     def balances(self, steps: list[Sizes], token_budget: int) -> list[Balance]:
@@ -156,16 +164,19 @@ class Loader:
             bins=batches,
             balance=self._weigh(bins, sizes, self.capacity),
             num_tokens=int(lengths.sum()),
-            num_sequences=len(rows),
+            num_sequences=len(rows) // self.data.texts_per_example,
             num_predictions=int(predictions.sum()),
             first_position=position,
+            places=bins[self.rank :: self.world],
+            texts_per_example=self.data.texts_per_example,
         )
 
     def _rows(self, position: int) -> tuple[Ints, Ints]:
         """Epochs and rows of the step that begins at `position`."""
         batch, seed = self._settings.batch, self._settings.train.seed
-        part = training_rows(self.data, self._settings)
-        lengths_of_part = self.data.lengths[part.start : part.stop]
+        part = training_examples(self.data, self._settings)
+        texts = self.data.texts_per_example
+        lengths_of_part = self.data.example_lengths[part.start : part.stop]
         if shares := parse_shares(batch.shares):
             if self._strata is None:
                 self._strata = strata_of(lengths_of_part, self._max_seq_length, shares)
@@ -173,9 +184,10 @@ class Loader:
         elif batch.sequences:
             epochs, rows = step_by_sequences(position, batch.sequences, len(part), seed)
         else:
-            epochs, rows = step_by_tokens(position, batch.tokens, lengths_of_part, self._mean_length, seed)
+            mean_length = self._mean_length * texts
+            epochs, rows = step_by_tokens(position, batch.tokens, lengths_of_part, mean_length, seed)
         rows += part.start
-        return epochs, rows
+        return np.repeat(epochs, texts), (rows[:, None] * texts + np.arange(texts)).ravel()
 
     def _sizes(self, rows: Ints) -> Sizes:
         lengths = self.data.lengths[rows].astype(np.int64)
@@ -277,14 +289,16 @@ def check_data(data: DataSource, settings: Settings) -> None:
 def check_shares(data: DataSource, settings: Settings) -> None:
     """Refuse training data without the lengths that batch.shares asks for."""
     if shares := parse_shares(settings.batch.shares):
-        part = training_rows(data, settings)
-        strata_of(data.lengths[part.start : part.stop], settings.data.max_seq_length, shares)
+        part = training_examples(data, settings)
+        strata_of(data.example_lengths[part.start : part.stop], settings.data.max_seq_length, shares)
 
 
-def training_rows(data: DataSource, settings: Settings) -> range:
-    """The rows that data.slice selects for training; there must be at least one."""
-    rows = settings.data.rows(len(data))
+def training_examples(data: DataSource, settings: Settings) -> range:
+    """The examples that data.slice selects for training; there must be at least one."""
+    rows = settings.data.rows(data.num_examples)
     if not rows:
         chosen = settings.data.slice
-        raise UserError("empty-slice", f"--data.slice {chosen} selects none of the {len(data)} rows in {data.folder}")
+        raise UserError(
+            "empty-slice", f"--data.slice {chosen} selects none of the {data.num_examples} rows in {data.folder}"
+        )
     return rows

@@ -59,6 +59,8 @@ class Block:
     for each of several labels."""
     answer_weights: Values | None = None
     """Factors of each example's loss, one or as many as answers; None: all are 1."""
+    texts_per_example: int = 1
+    """Consecutive rows that are the texts of one example: they may lie in different bins, but stay in one step."""
 
     def __len__(self) -> int:
         return len(self.lengths)

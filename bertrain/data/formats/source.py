@@ -30,10 +30,20 @@ class DataSource:
     max_predictions: int  # the maximum predictions per row, likewise; 0 where masks are drawn at load time
     lengths: npt.NDArray[np.int32]
     predictions: npt.NDArray[np.int32] | None  # of each row where masks are static; None if drawn at load time
+    texts_per_example: int = 1  # consecutive rows that are one example; a step takes whole examples
     _is_random: Values
 
     def __len__(self) -> int:
         return len(self.lengths)
+
+    @property
+    def num_examples(self) -> int:
+        return len(self) // self.texts_per_example
+
+    @property
+    def example_lengths(self) -> npt.NDArray[np.int32]:
+        """The tokens of each example, all its texts together."""
+        return self.lengths if self.texts_per_example == 1 else self.lengths.reshape(-1, self.texts_per_example).sum(1)
 
     def read(self, rows: Ints) -> Block:
         """The examples of `rows`, in that order."""

@@ -1,0 +1,52 @@
+"""The head of embeddings: one vector per sequence, pooled from the last layer. It has no parameters.
+
+Letters as in bert.py. Pooling is computed in float32, whatever the precision of the encoder.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+
+from bertrain.config.settings import ModelSettings
+from bertrain.model.batch import Batch
+
+
+class PoolingHead(nn.Module):
+    """The mean or the maximum of a sequence's tokens, [CLS] and [SEP] included, or its [CLS]."""
+
+    def __init__(self, settings: ModelSettings) -> None:
+        super().__init__()
+        self.pooling = settings.pooling
+
+    def forward(self, x: Tensor, batch: Batch) -> Tensor:  # [T, E] -> [S, E]
+        return pool(x, batch, self.pooling)
+
+
+def pool(x: Tensor, batch: Batch, pooling: str) -> Tensor:
+    """One vector per sequence slot, [T, E] -> [S, E] in float32."""
+    with torch.autocast(x.device.type, enabled=False):
+        x = x.float()
+        if pooling == "cls":
+            return x[batch.cls_positions]
+        sequence = sequence_of_token(batch)
+        if pooling == "max":
+            lowest = x.new_full((len(batch.is_real), x.shape[1]), torch.finfo(x.dtype).min)
+            return lowest.scatter_reduce(0, sequence[:, None].expand_as(x), x, "amax")
+        lengths = batch.cu_seqlens.diff().clamp(min=1)[:, None]
+        return _sums(x, sequence, len(batch.is_real)) / lengths
+
+
+def sequence_of_token(batch: Batch) -> Tensor:
+    """The slot of the sequence that each token belongs to, [T]."""
+    tokens = torch.arange(len(batch.input_ids), dtype=batch.cu_seqlens.dtype, device=batch.cu_seqlens.device)
+    return torch.searchsorted(batch.cu_seqlens[1:], tokens, right=True)
+
+
+def _sums(x: Tensor, sequence: Tensor, num_slots: int) -> Tensor:
+    """The sum of the tokens of each sequence, [S, E], added in the same order every time."""
+    if x.device.type == "cpu":
+        return x.new_zeros(num_slots, x.shape[1]).index_add(0, sequence, x)
+    # On a GPU, index_add adds in any order. A product with a matrix of zeros and ones does not.
+    is_in = sequence == torch.arange(num_slots, device=x.device)[:, None]
+    return is_in.to(x.dtype) @ x
