@@ -29,6 +29,7 @@ from bertrain.data.feed.batching import POLICIES
 from bertrain.data.feed.loader import Loader
 from bertrain.data.formats.masking import Ints
 from bertrain.data.formats.shards import Shards
+from bertrain.data.formats.source import DataSource
 from bertrain.data.text.vocabulary import Vocabulary
 from bertrain.model.attention import RaggedPlan
 from bertrain.training.announce import dry_run
@@ -143,7 +144,7 @@ OWN_RANKS = {"mlperf-reference-448": 8, "intel-large-phase1": 2, "intel-large-ph
 """The ranks that each system ran a recipe on."""
 
 
-class Lengths:
+class Lengths(DataSource):
     """Data of which only the lengths are known: drawn from those of Wikipedia."""
 
     predictions, folder, vocabulary = None, Path("wikipedia"), Vocabulary.load()
@@ -164,7 +165,7 @@ class Lengths:
 @pytest.mark.parametrize(("recipe", "world"), OWN_RANKS.items())
 def test_no_recipe_leaves_its_own_ranks_idle(recipe: str, world: int) -> None:
     settings = resolve(recipe)
-    loader: Any = Loader(Lengths(settings.data.max_seq_length), settings, world=world)  # type: ignore[arg-type]
+    loader: Any = Loader(Lengths(settings.data.max_seq_length), settings, world=world)
     steps = loader.sizes_ahead(0)[:2]
     balances = loader.balances(steps, settings.batch.token_budget)
     assert mean_idle_share(balances) < 0.03
@@ -177,7 +178,7 @@ def test_every_part_of_a_step_has_its_shares_of_the_lengths() -> None:
     """As Samsung fills the 16 examples of a GPU; every stratum is read once before any of it is read again."""
     data = Lengths(512)
     settings = resolve("mlperf-samsung-128x8x16", {"batch.sequences": "64"})
-    loader: Any = Loader(data, settings, world=4)  # type: ignore[arg-type]
+    loader: Any = Loader(data, settings, world=4)
     seen = []
     for position in range(0, 6400, 64):
         _, rows = loader._rows(position)
@@ -185,7 +186,7 @@ def test_every_part_of_a_step_has_its_shares_of_the_lengths() -> None:
         assert (np.sort(strata) == [0] * 6 + [1] * 3 + [2] * 2 + [3] * 5).all()
         seen.append(rows)
     assert len(np.unique(np.concatenate(seen))) == 6400
-    again: Any = Loader(data, settings, world=1)  # type: ignore[arg-type]
+    again: Any = Loader(data, settings, world=1)
     assert (again._rows(640)[1] == seen[10]).all(), "on any number of ranks, from any position"
     with helpers.refused("conflicting-settings", "multiple"):
         resolve("mlperf-samsung-128x8x16", {"batch.sequences": "50"})

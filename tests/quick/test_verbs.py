@@ -219,7 +219,7 @@ def test_help_takes_the_width_of_the_terminal(
 def test_verbs_that_are_not_there_and_systems_that_are_not_supported(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    for verb, named in (("compare", "bertrain report"), ("embed", "weights export"), ("prepare", "data prepare")):
+    for verb, named in (("compare", "bertrain report"), ("prepare", "data prepare")):
         assert run_main(monkeypatch, verb, "x") == 2
         said = capsys.readouterr().err
         assert named in said
