@@ -50,7 +50,7 @@ LOCK = ".lock"
 VOCABULARY_FILES = 40  # of the extracted text, evenly strided: about 1 GB says enough about words
 USEFUL = 1.2  # times the baseline: below, a model knows little but frequencies
 
-RECIPE_HEAD = """# Repeats the run of `bertrain train` to the bit:
+RECIPE_HEAD = """# Repeats the run of `bertrain train` to the bit (on a GPU: if it was trained with --deterministic):
 # {again}
 #
 # train.fits: how --budget set the length of the run. "4:90,30:84" means: after step 4 the run was to end with step 90,

@@ -297,7 +297,10 @@ class _Tally:
             reasons = ", ".join(f"{count:,} {reason}" for reason, count in sorted(self.skipped.items()))
             records = self.skipped.total()
             found = f"none of its {records:,} documents was kept ({reasons})" if records else "it is empty"
-            raise UserError("no-document", f"the input has no text: {found}; name files or folders of text")
+            cure = "name files or folders of text"
+            if self.skipped["not text"]:
+                cure += ", or the encoding, such as --encoding utf-16"
+            raise UserError("no-document", f"the input has no text: {found}; {cure}")
 
 
 def _write_parts(documents: Iterator[Document], folder: Path, part_bytes: int) -> list[Path]:
