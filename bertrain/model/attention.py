@@ -14,6 +14,7 @@ from typing import Any, Literal, Protocol
 
 import numpy as np
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from bertrain.model.batch import Batch
@@ -120,10 +121,13 @@ def attend_grouped(qkv: Tensor, plan: RaggedPlan, dropout_rate: float) -> Tensor
     attended = []
     for group, part in zip(plan.groups, slots.split([g.count * g.length for g in plan.groups]), strict=True):
         q, k, v = part.view(group.count, group.length, 3, heads, head_size).permute(2, 0, 3, 1, 4)
-        scores = (q * head_size**-0.5) @ k.transpose(-1, -2)
-        if group.keys is not None:
-            scores = scores.masked_fill(~group.keys, -torch.inf)
-        mixed = dropout(scores.softmax(-1), dropout_rate) @ v
+        if qkv.device.type == "cpu" and not torch.is_grad_enabled() and dropout_rate == 0:
+            mixed = F.scaled_dot_product_attention(q, k, v, attn_mask=group.keys)  # 1.3 to 1.7 times as fast
+        else:
+            scores = (q * head_size**-0.5) @ k.transpose(-1, -2)
+            if group.keys is not None:
+                scores = scores.masked_fill(~group.keys, -torch.inf)
+            mixed = dropout(scores.softmax(-1), dropout_rate) @ v
         attended.append(mixed.transpose(1, 2).reshape(group.count * group.length, heads * head_size))
     return _SlotsToTokens.apply(torch.cat(attended), plan).view(-1, heads, head_size)
 

@@ -55,7 +55,7 @@ WRITTEN_FOR = {
     "PoolingHead.forward": "9b0690604b9d8ee0",
     "dropout": "f1cea0e8262eebe6",
     "answer_head": "bb3d45f906866035",
-    "attend_grouped": "cc7b74a1cc8e7421",
+    "attend_grouped": "ebf4f37d5d5265fc",
     "pretraining_sums": "475a98e17d04e252",
     "answer_sums": "10ecb097c153c278",
     "by_sequence": "8adcc9a3363549d0",
