@@ -126,7 +126,7 @@ def _describe_balance(loader: Loader, settings: Settings, progress: Progress) ->
 def dry_run(
     settings: Settings, data: str | Path, *, run: str | Path | None = None, world: int = 1, init: str = ""
 ) -> str:
-    """The resolved run, its size, memory and steps, as text; nothing is written."""
+    """The size, memory and steps of a run, then its settings, as text; nothing is written."""
     resolved = resolve_run(settings, data, run, init=init, world=world)
     settings, source, notes = resolved.settings, resolved.data, list(resolved.notes)
     place = place_for(settings, source, world)
@@ -138,10 +138,8 @@ def dry_run(
     loader = Loader(source, settings, world=world)
     step, part = loader.step(0, 0), training_examples(source, settings)
     num_tokens = int(source.example_lengths[part.start : part.stop].sum())
-    lines = [f"{name} = {value}" for name, value in settings.dotted().items()]
     fill = step.num_tokens / (step.num_bins * settings.batch.token_budget)
-    lines += [
-        "",
+    lines = [
         *notes,
         f"parameters: {count_parameters(settings.model)[0]:,}",
         f"memory on each rank: about {needed.total / GIB:.2f} GiB of {place.bytes / GIB:.2f} {place.label}",
@@ -155,6 +153,8 @@ def dry_run(
         *remarks(settings, step.num_sequences / len(part)),
         *_estimate_time(settings, step, world),
         *_plan(settings, source.lengths[part.start : part.stop].astype(np.int64), world),
+        "",
+        *(f"{name} = {value}" for name, value in settings.dotted().items()),
     ]
     return "\n".join(lines)
 
