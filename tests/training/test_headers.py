@@ -49,6 +49,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     systems.write_phase1(made / "CHECKPOINT")
     (made / "WEIGHTS").symlink_to("CHECKPOINT")
     systems.write_glue(made / "GLUE")
+    (made / "CONLL").symlink_to(Path(__file__).parents[2] / "demo" / "names")
     systems.write_squad(made / "SQUAD")
     (made / "HOSTS").write_text("node1\nnode2\n")
     return made
