@@ -1,19 +1,24 @@
 """One entry of the speedrun: train a recipe for a time, measure its held-out loss, fine-tune six tasks.
 
-    python benchmarks/speedrun/run.py NAME --data DIR --held-out DIR [--glue DIR] [--output FILE] -- RECIPE [SETTINGS]
+    python benchmarks/speedrun/run.py NAME --data DIR --held-out DIR [--glue DIR] [--output FILE]
+                                      [--folder FOLDER] [--stop-after SECONDS] -- RECIPE [SETTINGS]
 
 What stands behind `--` goes to `bertrain pretrain` as it is, such as `baseline.toml --budget 7m`. README.md has the
 rules, and `data.sh` makes DIR and the held-out DIR. A record is appended to FILE: the command, the seconds, the
 held-out loss, the curve, and with `--glue` the scores of the tasks.
 
+With `--stop-after` the training is stopped by SIGTERM after that time, and the same command resumes it: for machines
+that are lent for less time than a run takes. FOLDER keeps the run.
+
 `seconds` counts from the start of the process to the end of the last step, without the evaluations on the way, so
-imports and compilation are in it; `start_up_s` is the part before the first step ended.
+imports and compilation are in it, those of a resumed run too; `start_up_s` is the part before the first step ended.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import math
 import subprocess
 import sys
 import tempfile
@@ -23,6 +28,8 @@ from pathlib import Path
 from typing import Any
 
 import torch
+
+from bertrain.base.errors import EXIT_REQUEUE
 
 RESULTS = Path(__file__).parents[1] / "results" / "speedrun.json"
 TASKS = {
@@ -50,22 +57,47 @@ def printed_json(command: list[str]) -> Any:
     return json.loads(ended.stdout)
 
 
-def pretrain(run: Path, data: Path, request: list[str]) -> dict[str, Any]:
-    """Train, and what the run folder says of it."""
-    began = time.time()
-    subprocess.run(bertrain("pretrain", *request, "--data", data, "--run", run), check=True)
+def pretrain(run: Path, data: Path, request: list[str], stop_after: float | None) -> bool:
+    """Train, or continue the training, and whether it came to its end; notes the time of every start beside the run."""
+    command = bertrain("pretrain", *request, "--data", data, "--run", run)
+    with starts_file(run).open("a") as file:
+        print(time.time(), file=file)
+    process = subprocess.Popen(command)
+    try:
+        code = process.wait(stop_after)
+    except subprocess.TimeoutExpired:
+        process.terminate()
+        code = process.wait()
+    if code not in (0, EXIT_REQUEUE):
+        raise SystemExit(f"{' '.join(command)} ended with code {code}")
+    return code == 0
+
+
+def starts_file(run: Path) -> Path:
+    return run.with_name("starts.txt")
+
+
+def measured(run: Path) -> dict[str, Any]:
+    """What the run folder says of the training."""
     records = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
     steps = [record for record in records if record["kind"] == "step"]
     evaluating = sum(record.get("seconds", 0.0) for record in records if record["kind"] == "evaluation")
+    starts = [float(line) for line in starts_file(run).read_text().split()]
+    ends = [max(step["ended"] for step in steps if step["ended"] < limit) for limit in [*starts[1:], math.inf]]
+    pauses = [start - end for start, end in zip(starts[1:], ends[:-1], strict=True)]
+
+    def clock(ended: float) -> float:
+        paused = sum(pause for pause, start in zip(pauses, starts[1:], strict=True) if start < ended)
+        return round(ended - starts[0] - paused, 1)
+
     stride = max(1, len(steps) // POINTS)
     return {
-        "seconds": round(steps[-1]["ended"] - began - evaluating, 1),
-        "start_up_s": round(steps[0]["ended"] - began, 1),
+        "seconds": round(clock(steps[-1]["ended"]) - evaluating, 1),
+        "start_up_s": clock(steps[0]["ended"]),
+        "starts": len(starts),
         "steps": steps[-1]["step"],
         "tokens": sum(step["tokens"] for step in steps),
-        "curve": [
-            [round(step["ended"] - began, 1), round(step["mlm_loss"], 3)] for step in steps[stride - 1 :: stride]
-        ],
+        "curve": [[clock(step["ended"]), round(step["mlm_loss"], 3)] for step in steps[stride - 1 :: stride]],
     }
 
 
@@ -105,15 +137,21 @@ def main() -> None:
     parser.add_argument("--held-out", type=Path, required=True)
     parser.add_argument("--glue", type=Path)
     parser.add_argument("--output", type=Path, default=RESULTS)
+    parser.add_argument("--folder", type=Path)
+    parser.add_argument("--stop-after", type=float)
     options, request = parser.parse_known_args()
     record = new_record(options.name, [word for word in request if word != "--"])
-    with tempfile.TemporaryDirectory() as folder:
-        run = Path(folder) / "run"
-        record |= pretrain(run, options.data, record["request"])
+    with tempfile.TemporaryDirectory() as temporary:
+        folder = options.folder or Path(temporary)
+        folder.mkdir(parents=True, exist_ok=True)
+        run = folder / "run"
+        if not pretrain(run, options.data, record["request"], options.stop_after):
+            return print("stopped; the same command goes on")
+        record |= measured(run)
         record["held_out"] = printed_json(bertrain("evaluate", run, "--data", options.held_out, "--json"))
         print({name: value for name, value in record.items() if name != "curve"}, flush=True)
         if options.glue:
-            record["tasks"] = fine_tune_all(run, options.glue, Path(folder))
+            record["tasks"] = fine_tune_all(run, options.glue, folder)
     add_record(options.output, record)
 
 
