@@ -146,7 +146,8 @@ def main() -> None:
         folder.mkdir(parents=True, exist_ok=True)
         run = folder / "run"
         if not pretrain(run, options.data, record["request"], options.stop_after):
-            return print("stopped; the same command goes on")
+            print("stopped; the same command goes on")
+            return
         record |= measured(run)
         record["held_out"] = printed_json(bertrain("evaluate", run, "--data", options.held_out, "--json"))
         print({name: value for name, value in record.items() if name != "curve"}, flush=True)
