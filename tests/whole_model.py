@@ -146,6 +146,17 @@ class BothWays:
     def gradients(self) -> dict[str, Tensor]:
         return {name: tensor.clone() for name, tensor in self.arena.named(self.arena.gradients).items()}
 
+    def sums_error(self, sums: Tensor) -> float:
+        """The largest relative error of the losses; what `embed` adds up cancels, so it is measured by its terms."""
+        size = self.expected_sums[:2].abs()
+        if self.fused.settings.head == "embed":
+            assert self.expected_outputs.answers is not None
+            assert self.batch.answers is not None
+            terms = self.expected_outputs.answers.detach() * self.batch.answers
+            size = size.clamp(min=float(terms[self.batch.is_real].norm()))
+        difference = (sums[:2] - self.expected_sums[:2]).abs()
+        return float(torch.where(difference == 0, 0.0, difference / size).max())
+
     def output_error(self) -> float:
         """The largest relative error of what the heads say, dropout off."""
         found, expected = self.fused.outputs(self.batch), self.expected_outputs

@@ -61,7 +61,7 @@ def test_bf16_gradients_are_those_of_the_specification(overrides: dict[str, obje
     model = model_both_ways(**overrides)
     sums, errors, once = model.run(), model.errors(), model.gradients()
     print({name: f"{value:.1e}" for name, value in errors.items()})
-    assert torch.allclose(sums[:2], model.expected_sums[:2], rtol=1e-2)
+    assert model.sums_error(sums) <= 1e-2
     assert model.output_error() <= 1e-2
     assert model.total_error() <= 1e-2
     for name, value in errors.items():
@@ -80,7 +80,7 @@ def test_fp8_gradients_are_near_those_of_the_specification(overrides: dict[str, 
     model.measure_scales()
     sums, errors, once = model.run(), model.errors(), model.gradients()
     print({name: f"{value:.1e}" for name, value in errors.items()})
-    assert torch.allclose(sums[:2], model.expected_sums[:2], rtol=5e-2)
+    assert model.sums_error(sums) <= 5e-2
     assert model.total_error() <= 5e-2
     bound = 1.0 if overrides.get("model__head") == "span" else 0.15
     assert 1e-3 < max(errors.values()) <= bound, max(errors, key=errors.__getitem__)
