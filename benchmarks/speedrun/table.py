@@ -29,7 +29,7 @@ def main() -> None:
     page = HERE / "README.md"
     before, _, rest = page.read_text().partition(BEGIN)
     _, _, after = rest.partition(END)
-    head = "| date | recipe | minutes | steps | tokens | held-out loss | words right | six tasks |\n"
+    head = "| date | recipe | minutes | steps | tokens | held-out loss | accuracy | six tasks |\n"
     rows = [row(record) for record in json.loads(RESULTS.read_text())]
     page.write_text(before + BEGIN + head + "|---|---|---|---|---|---|---|---|\n" + "".join(rows) + END + after)
 

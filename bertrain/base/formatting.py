@@ -6,10 +6,10 @@ from collections.abc import Iterable
 
 TITLES = {
     "mlm_loss": "masked-word loss",
-    "mlm_accuracy": "masked words right",
+    "mlm_accuracy": "masked-word accuracy",
     "nsp_loss": "next-sentence loss",
-    "nsp_accuracy": "next sentences right",
-    "hidden_accuracy": "right behind [MASK]",
+    "nsp_accuracy": "next-sentence accuracy",
+    "hidden_accuracy": "accuracy at [MASK]",
     "constant_accuracy": "most frequent word",
 }
 BASELINE = "baseline_"  # before the name of a task's main metric: its value for the same answer to every example

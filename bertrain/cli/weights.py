@@ -31,7 +31,7 @@ def weights_import(
 
     Example: bertrain weights import downloads/model.ckpt-28252 --out weights/mlperf
     """
-    from bertrain.base.formatting import counted
+    from bertrain.base.formatting import counted, few
     from bertrain.weights.export import import_weights
 
     done = import_weights(source, out, config=config, vocab=vocab, pad_vocab_to=pad_vocab_to)
@@ -41,7 +41,8 @@ def weights_import(
     print(f"{done.folder}: {done.taken} tensors of {done.origin} ({done.kind}){step}")
     for kind, names in (("missing", done.missing), ("left over", done.left_over)):
         if names:
-            print(f"  {kind}: {', '.join(names)}")
+            shown = few(names)
+            print(f"  {kind}: {shown}{' (each by its name with --json)' if shown.endswith('…') else ''}")
     if done.padding:
         print(f"  left out: {counted(done.padding, 'row')} after the vocabulary's, of padding")
     if done.rounded:

@@ -50,7 +50,7 @@ def brief(steps: Steps) -> str:
 
 def accuracy_text(steps: Steps, digits: int) -> str:
     """The mean accuracy of the masked tokens or of a classifier; nothing in regression."""
-    for name, title in (("mlm_accuracy", "masked words"), ("accuracy", "right")):
+    for name, title in (("mlm_accuracy", "masked words"), ("accuracy", "accuracy")):
         if getattr(steps[-1], name) is not None:
             return f"{title} {_mean(steps, name):.{digits}%}  "
     return ""

@@ -93,6 +93,6 @@ METRICS: Metrics = {
 LABEL_SET_METRICS: Metrics = {
     "f1_micro": partial(_classification, "f1_score", average="micro", zero_division=0),
     "f1_macro": METRICS["f1_macro"],
-    "subset_accuracy": METRICS["accuracy"],  # rows of which every label is right
+    "subset_accuracy": METRICS["accuracy"],  # rows of which every label is correct
 }
 """Metrics of decisions on several labels [rows, labels]."""

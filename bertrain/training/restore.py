@@ -17,7 +17,7 @@ from torch import Tensor
 
 from bertrain.base.console import Console, warn
 from bertrain.base.errors import UserError
-from bertrain.base.formatting import counted
+from bertrain.base.formatting import counted, few
 from bertrain.config.settings import Settings
 from bertrain.data.formats.source import DataSource
 from bertrain.model.initialization import initialize, uninitialized
@@ -160,7 +160,8 @@ def _begin_with(init: InitWeights, state: TrainState, run: Run, console: Console
     left_over = [*weights.left_over, *(name for name in weights.tensors if name not in places.values())]
     for what, names in (("initialized afresh", initialized), ("left over", left_over)):
         if names:
-            console.say(f"  {what}: {', '.join(names)}")
+            console.say(f"  {what}: {few(names)}")
+            console.detail(f"  {what}, all: {', '.join(names)}")
     if weights.rounded:
         console.say(f"  rounded from 64 bits to 32: {counted(len(weights.rounded), 'tensor')}")
     labels = tuple(run.task.get("labels", ()))

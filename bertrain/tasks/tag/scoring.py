@@ -1,6 +1,6 @@
 """Precision, recall and F1 of entities, as seqeval's default mode computes them, and the accuracy of words.
 
-An entity is right if its type, its first word and its last word are. A ratio of 0 to 0 is 0.
+An entity is correct if its type, its first word and its last word are. A ratio of 0 to 0 is 0.
 """
 
 from __future__ import annotations
@@ -17,17 +17,17 @@ from bertrain.tasks.tag.schemes import Scheme, Tags, find_entities
 class Counts:
     """Of one type, or of several together."""
 
-    right: int
+    correct: int
     predicted: int
     true: int
 
     @property
     def precision(self) -> float:
-        return self.right / self.predicted if self.predicted else 0.0
+        return self.correct / self.predicted if self.predicted else 0.0
 
     @property
     def recall(self) -> float:
-        return self.right / self.true if self.true else 0.0
+        return self.correct / self.true if self.true else 0.0
 
     @property
     def f1(self) -> float:
@@ -37,19 +37,19 @@ class Counts:
 
 def count_by_type(true: Sequence[Tags], predicted: Sequence[Tags], scheme: Scheme) -> dict[str, Counts]:
     """The counts of each type, sorted. In a scheme without entities, each word counts, and its tag is its type."""
-    right, num_predicted, num_true = Counter[str](), Counter[str](), Counter[str]()
+    correct, num_predicted, num_true = Counter[str](), Counter[str](), Counter[str]()
     for tags, guesses in zip(true, predicted, strict=True):
         if scheme.name == "words":
             num_true.update(tags)
             num_predicted.update(guesses)
-            right.update(tag for tag, guess in zip(tags, guesses, strict=True) if tag == guess)
+            correct.update(tag for tag, guess in zip(tags, guesses, strict=True) if tag == guess)
         else:
             entities, found = (set(find_entities(one, scheme.is_prefixed)) for one in (tags, guesses))
             num_true.update(entity.type for entity in entities)
             num_predicted.update(entity.type for entity in found)
-            right.update(entity.type for entity in entities & found)
+            correct.update(entity.type for entity in entities & found)
     types = sorted(num_true.keys() | num_predicted.keys())
-    return {name: Counts(right[name], num_predicted[name], num_true[name]) for name in types}
+    return {name: Counts(correct[name], num_predicted[name], num_true[name]) for name in types}
 
 
 def score_tags(true: Sequence[Tags], predicted: Sequence[Tags], scheme: Scheme) -> dict[str, float]:
@@ -73,7 +73,7 @@ def score_tags(true: Sequence[Tags], predicted: Sequence[Tags], scheme: Scheme) 
 def _total(counts: dict[str, Counts]) -> Counts:
     values = counts.values()
     return Counts(
-        sum(one.right for one in values), sum(one.predicted for one in values), sum(one.true for one in values)
+        sum(one.correct for one in values), sum(one.predicted for one in values), sum(one.true for one in values)
     )
 
 
