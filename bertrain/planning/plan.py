@@ -10,6 +10,7 @@ import itertools
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
+from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
@@ -50,6 +51,8 @@ DRAWN = 200_000  # lengths drawn from a histogram
 START_UP_S = 0.6  # within the run: the first 150,000 samples of NVIDIA's 8 H200 take that much longer than the next
 TUNED_POLICIES: tuple[PolicyName, ...] = ("budget", "exchange", "packed")
 EVALUATED = 10_000  # MLPerf's evaluation set
+MLPERF_LENGTHS = Path(str(files("bertrain.planning").joinpath("mlperf-lengths.csv")))
+"""The published histogram of the lengths of MLPerf's Wikipedia at 512 tokens."""
 
 
 def lengths_of(table: Path, longest: int) -> Ints:
@@ -263,7 +266,7 @@ def table_text(plans: Sequence[Plan], currency: str = "EUR") -> str:
         parts = [f"{1e3 * seconds:.2f}" for seconds in plan.step.parts.values()]
         rows.append(
             [f"{plan.count:,}", f"{1e3 * plan.step.seconds:.2f}", *parts, f"{plan.idle:.1%}",
-             f"{plan.sequences_per_s:,.0f}", f"{plan.steps:,}", _time(plan.seconds), f"{plan.gpu_hours:,.2f}",
+             f"{plan.sequences_per_s:,.0f}", f"{plan.steps:,}", time_text(plan.seconds), f"{plan.gpu_hours:,.2f}",
              f"{plan.price:,.2f}"]
         )  # fmt: skip
     if not any(plan.price for plan in plans):
@@ -282,11 +285,12 @@ def describe_run(settings: Settings, lengths: Ints, world: int, device: str) -> 
     cluster = Cluster(gpu, find_network("nvlink", gpu, world), world, world)
     loads, _ = deal_steps(settings, lengths, world)
     step = step_time(settings, loads, cluster, Design.of(settings), jitter=0.01)
-    end = f", {_time(START_UP_S + steps * step.seconds)} for {steps:,} steps" if steps else ""
+    end = f", {time_text(START_UP_S + steps * step.seconds)} for {steps:,} steps" if steps else ""
     return [f"time by `bertrain plan` for {world} {gpu.name}: {1e3 * step.seconds:.1f} ms a step{end}"]
 
 
-def _time(seconds: float) -> str:
+def time_text(seconds: float) -> str:
+    """Seconds, minutes or hours."""
     if seconds < 120:
         return f"{seconds:.1f} s"
     return f"{seconds / 60:.2f} min" if seconds < 7200 else f"{seconds / 3600:.1f} h"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
 from pathlib import Path
 
@@ -262,3 +263,19 @@ def test_a_dry_run_knows_the_gpus_of_the_table() -> None:
     assert "8 h200" in line
     assert "3,680 steps" in line
     assert describe_run(SETTINGS, lengths_of(HISTOGRAM, 512), 8, "NVIDIA T400") == []
+
+
+@pytest.mark.parametrize(("precision", "tolerance"), [("fp16", 0.05), ("fp32", 0.05), ("tf32", 0.2)])
+def test_steps_without_our_kernels_take_as_long_as_measured(precision: str, tolerance: float) -> None:
+    """BERT-Base with the compiled engine on an H200, 32,768 tokens of full rows."""
+    raw = json.loads((ROOT / "benchmarks" / "results" / "gpu_portable.json").read_text())["results"]
+    rows = [row for row in raw if (row["precision"], row["rows"], row["model"]) == (precision, "full", "base")]
+    assert rows
+    for row in rows:
+        length = row["length"]
+        sizes = {"data.max_seq_length": length, "data.max_predictions": length * 3 // 20, "train.precision": precision}
+        settings = resolve("bert-base-phase2", [(name, str(value)) for name, value in sizes.items()])
+        settings = replace(settings, model=replace(settings.model, vocab_size=30522))
+        load = full_bins(settings, 32768, 1, np.array([length]))
+        predicted = step_time(settings, [load], cluster(1), Design.of(settings), jitter=0).seconds
+        assert 1e3 * predicted == pytest.approx(row["bertrain"]["ms_per_step"], rel=tolerance)
