@@ -73,6 +73,7 @@ ENVIRONMENT_FIELDS = {
     "torch": "version",
     "numpy": "version",
     "bertrain": "version",
+    "predicted_step_ms": "milliseconds of a step by `bertrain plan`'s model; null if it does not know the device",
 }
 CHECKPOINT = {
     "model.safetensors": "weights by parameter name, fp32",

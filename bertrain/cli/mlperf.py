@@ -44,7 +44,7 @@ def mlperf_run(
 
     Any setting can be given as --section.field VALUE; evaluate.data is required. The target is 0.720 and evaluations
     follow MLPerf's rule, unless settings say otherwise. Existing results are kept; an experiment that crashes does not
-    count and is repeated.
+    count and is repeated. The exit code is 1 if no experiment reached the target.
 
     Example: bertrain mlperf run mlperf-nvidia-1x8x48-packed --data data/ --evaluate.data eval/ --init mlperf/ --nproc 8
     --out results/
@@ -73,6 +73,9 @@ def mlperf_run(
     if only is None:
         checked = run_experiments(settings, data, out, nexp=nexp, init=beginning, nproc=nproc, attempts=attempts)
         _print_verdict(checked, as_json=False)
+        if not checked.score.converged:
+            print(f"none of {checked.score.results} experiment(s) reached the target: exit code 1")
+            raise typer.Exit(1)
     elif only == "probe":
         accuracy = probe_initial_weights(settings, beginning)
         if is_first_rank():
