@@ -81,7 +81,7 @@ def _prediction(history: History) -> tuple[str, str]:
     """The step time that was predicted before the run began, if all its starts were on the same machines."""
     predicted = {start.get("predicted_step_ms") for start in history.starts}
     found, measured = next(iter(predicted), None), 1e3 * history.summary.median_step_s
-    if len(predicted) != 1 or found is None or not measured > 0:
+    if len(predicted) != 1 or not found or not measured > 0:
         return UNKNOWN, "no prediction"
     return milliseconds(found / 1e3), f"by `bertrain plan` at the start; measured {measured / found - 1:+.1%}"
 
