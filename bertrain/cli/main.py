@@ -128,7 +128,10 @@ def _call_verb(words: list[str]) -> Any:
             print(message)
             return 0
         if context is not None:
-            refuse_misspelled(context.command, words)
+            if words[:1] == ["launch"] and not context.command_path.startswith("bertrain launch"):
+                words = words[words.index("--") + 1 :]  # the error is of the verb behind it
+            if not hasattr(context.command, "commands") or words[0].startswith("-"):
+                refuse_misspelled(context.command, words)  # the options of a misspelled verb are not known
             if words == context.command_path.split()[1:]:  # a verb without its arguments
                 print(brief_help(context), flush=True)
         message, see = message.rstrip("."), f"`{context.command_path if context else 'bertrain'} --help`"

@@ -303,6 +303,6 @@ def _environment(histories: Sequence[History]) -> Markup:
 
     def rows(history: History) -> Iterator[list[str]]:
         for start in history.starts[-MAX_ROWS:]:
-            yield [str(start.get(column, UNKNOWN)) for column in columns]
+            yield [UNKNOWN if (value := start.get(column)) is None else str(value) for column in columns]
 
     return _table("Each start of a run", columns, histories, rows, style="", empty="Unknown.")
