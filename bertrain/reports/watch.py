@@ -208,7 +208,7 @@ def frame(seen: dict[str, Any]) -> Group:
 
 
 def describe(seen: dict[str, Any]) -> list[tuple[str, str]]:
-    lines = [("step", _step_text(seen))]
+    lines = [("step", step_text(seen))]
     if seen["step"]:
         rate = f"{seen['tokens_per_s']:,.0f} tokens/s  {1e3 * seen['seconds_per_step']:,.1f} ms per step"
         phases = "  ".join(f"{phase.replace('_', '+')} {share:.0%}" for phase, share in seen["phases"].items())
@@ -230,7 +230,7 @@ def describe(seen: dict[str, Any]) -> list[tuple[str, str]]:
     return [*lines, ("checkpoint", f"{saved}; {seen['starts']} start(s); last output {output}")]
 
 
-def _step_text(seen: dict[str, Any]) -> str:
+def step_text(seen: dict[str, Any]) -> str:
     total, step = seen["max_steps"], seen["step"]
     if not total:
         return f"{step:,} of ?, until the time of some steps is known"

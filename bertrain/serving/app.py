@@ -32,7 +32,7 @@ from bertrain.serving.requests import MAX_BODY, Ask, parse
 RESERVED = ("docs", "health", "openapi.json")
 BODY_S = 30.0  # to send a whole body
 MAX_WAITING = 10_000  # requests of one model
-TEXTS_TOGETHER = 1000  # from which on no further request joins a batch
+TEXTS_TOGETHER, BYTES_TOGETHER = 1000, 1 << 18  # from which on no further request joins a batch
 STATUS = {
     "malformed-body": 400,
     "slow-body": 408,
@@ -70,9 +70,11 @@ class Batcher:
 
     async def _work(self) -> None:
         while self._waiting:
-            taken = [self._waiting.popleft()]
-            while self._waiting and sum(len(ask.texts) for ask, _ in taken) < TEXTS_TOGETHER:
+            taken, num_texts, num_bytes = [], 0, 0
+            while self._waiting and num_texts < TEXTS_TOGETHER and num_bytes < BYTES_TOGETHER:
                 taken.append(self._waiting.popleft())
+                ask = taken[-1][0]
+                num_texts, num_bytes = num_texts + len(ask.texts), num_bytes + ask.num_bytes
             asks = [ask for ask, _ in taken]
             loop = asyncio.get_running_loop()
             found = await loop.run_in_executor(self._worker, answer_together, self._model, asks)

@@ -14,7 +14,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any, Literal, Protocol
+from typing import Any, Literal
 
 import numpy as np
 import torch
@@ -38,31 +38,17 @@ from bertrain.weights.sentence_transformers import read_pipeline
 from bertrain.weights.source import open_source
 
 Device = Literal["auto", "cpu", "cuda"]
+MAX_GUESSES = 50_000  # for the masks of one request
 FOREVER = ""  # for train.hang_timeout: a server may wait for requests
-
-
-class Served(Protocol):
-    """A model that answers the requests of several clients together."""
-
-    @property
-    def form(self) -> str:
-        """The form that the page shows."""
-
-    @property
-    def train(self) -> TrainSettings: ...
-
-    @property
-    def operations(self) -> Sequence[Operation]: ...
-
-    def about(self) -> dict[str, Any]:
-        """What the page shows of the model."""
-
-    def answer(self, asks: Sequence[Ask]) -> list[list[Any]]:
-        """The answers to each request; raises UserError if the model cannot read one of them."""
 
 
 @dataclass(frozen=True)
 class FillMask:
+    """A model with an MLM head. As the others below, it answers several requests together.
+
+    `answer` raises UserError if the model cannot read one of them.
+    """
+
     filler: MaskFiller
     form = "fill-mask"
     train = TrainSettings(precision="fp32")
@@ -72,6 +58,9 @@ class FillMask:
         return {"reads": f"at most {self.filler.model.settings.max_positions} tokens"}
 
     def answer(self, asks: Sequence[Ask]) -> list[list[Any]]:
+        for ask in asks:
+            if ask.options["top"] * sum(text.count("[MASK]") for text in ask.texts) > MAX_GUESSES:
+                raise UserError("too-many-masks", f"ask for at most {MAX_GUESSES:,} words, of all masks together")
         block = self.filler.encode(_texts_of(asks))
         filled = self.filler.fill(block, max(ask.options["top"] for ask in asks))
         return [
@@ -152,6 +141,9 @@ class Embed:
         ]
 
 
+Served = FillMask | Task | Embed
+
+
 def rank_by_cosine(ask: Ask, vectors: np.ndarray) -> list[dict[str, Any]]:
     """The texts after the first by their cosine similarity with it, the nearest first."""
     normalized = vectors / np.maximum(np.linalg.norm(vectors, axis=1, keepdims=True), 1e-12)
@@ -211,9 +203,8 @@ def open_models(
                 number += 1
                 name = f"{stem or 'model'}-{number}"
             model = _open(source, which, device, stack)
-            threads = (
-                default_threads if isinstance(model, FillMask) else torch.get_num_threads()
-            )  # set by train.threads
+            # The others have joined their ranks, which sets train.threads.
+            threads = default_threads if isinstance(model, FillMask) else torch.get_num_threads()
             models.append(NamedModel(name, str(source), model, {"form": model.form} | model.about(), threads))
         yield models
 
@@ -226,7 +217,7 @@ def _open(source: str | Path, which: str, device: Device, stack: ExitStack) -> S
         if opened.kind != "run":
             why = f"{source} is fine-tuned ({head}), but not a run, which has its task's settings"
             raise UserError("not-a-run", f"{why}; serve the run folder")
-        changes = [("train.hang_timeout", FOREVER)]
+        changes = [("train.hang_timeout", FOREVER), ("task.on_error", "stop")]  # to skip a text would shift answers
         model = stack.enter_context(open_model(source, None, which, device, 0, changes, has_files=False))
         return Task(model, Tokenizer(model.run.vocabulary()))
     is_sentence_encoder = opened.kind != "run" and read_pipeline(path if path.is_dir() else path.parent) is not None

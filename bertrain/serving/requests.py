@@ -3,26 +3,17 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from bertrain.base.errors import UserError, nearest
-from bertrain.base.schema import Count, JsonError, check_value, parse_json
-from bertrain.serving.operations import Kind, Operation
+from bertrain.base.schema import JsonError, check_value, parse_json
+from bertrain.serving.operations import Operation
 
 MAX_BODY = 1 << 20  # bytes
 MAX_TEXTS = 1000  # of one request
 MAX_CHARACTERS = 100_000  # of one text
-SCHEMAS: dict[Kind, Any] = {
-    "text": str,
-    "texts": list[str],
-    "pairs": list[tuple[str, str]],
-    "questions": [{"question": str, "context": str}],
-    "count": Count,
-    "flag": bool,
-}
-LISTS = ("texts", "pairs", "questions")
+MAX_TOP = 100
 
 
 @dataclass(frozen=True)
@@ -32,6 +23,7 @@ class Ask:
     operation: str
     texts: list[Any]
     options: dict[str, Any]
+    num_bytes: int
 
 
 def parse(operation: Operation, body: bytes) -> Ask:
@@ -46,27 +38,23 @@ def parse(operation: Operation, body: bytes) -> Ask:
     if unknown := next((name for name in content if name not in known), None):
         advice = f"{nearest(unknown, list(known))}; its fields are {', '.join(known)}"
         raise UserError("unknown-field", f"{operation.name} has no field {unknown[:60]!r}{advice}")
-    schema = {field.name + "?" * (field.default is not None): SCHEMAS[field.kind] for field in operation.fields}
+    schema = {field.name + "?" * (field.default is not None): field.schema for field in operation.fields}
     try:
         content = check_value(content, schema)
     except JsonError as error:
         raise UserError("wrong-field", f"{operation.name}: {error}") from None
     options = {field.name: content.get(field.name, field.default) for field in operation.fields}
-    (items,) = (options.pop(field.name) for field in operation.fields if field.kind in LISTS)
+    items = options.pop(operation.fields[0].name)
     items = [(one["question"], one["context"]) if isinstance(one, dict) else one for one in items]
-    if options.get("top", 1) < 1:
-        raise UserError("wrong-field", f"{operation.name}: top is 0; ask for one or more")
+    if not 1 <= options.get("top", 1) <= MAX_TOP:
+        raise UserError("wrong-field", f"{operation.name}: top is {options['top']}; ask for 1 to {MAX_TOP}")
     if not 1 <= len(items) <= MAX_TEXTS:
         raise UserError("wrong-number-of-texts", f"there are {len(items)} texts; send 1 to {MAX_TEXTS}")
     texts = [options.pop("query"), *items] if "query" in options else items
-    for place, text in _strings(texts):
-        _check_text(place, text)
-    return Ask(operation.name, texts, options)
-
-
-def _strings(texts: Sequence[Any]) -> Iterator[tuple[int, str]]:
     for number, text in enumerate(texts, start=1):
-        yield from ((number, part) for part in ([text] if isinstance(text, str) else text))
+        for part in [text] if isinstance(text, str) else text:
+            _check_text(number, part)
+    return Ask(operation.name, texts, options, len(body))
 
 
 def _check_text(number: int, text: str) -> None:

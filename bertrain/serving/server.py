@@ -76,3 +76,15 @@ def serve(
             print(f"{address}/{one.name}/", flush=True)
         remark(f"API: {address}/docs; Ctrl-C stops the server")
         run_server(build_app(models), listening)
+
+
+def watch_web(folder: str | Path, *, host: str = "127.0.0.1", port: int = 8001, every_s: float = 2.0) -> None:
+    """Serve the reports of a run, or of the runs in a folder, until the process is stopped."""
+    check_server_library()
+    from bertrain.serving.live import LiveReports, build_live_app
+
+    reports = LiveReports(Path(folder), every_s)
+    with listen(host, port) as listening:
+        print(f"{address_of(listening)}/", flush=True)
+        remark("Ctrl-C stops the server")
+        run_server(build_live_app(reports), listening)

@@ -138,6 +138,8 @@ REFUSED: dict[str, tuple[str, Any, tuple[int, str]]] = {
     ),
     "no mask": ("base/fill-mask", {"texts": ["bato"]}, (422, "no-mask")),
     "no guesses": ("base/fill-mask", {"texts": ["[MASK]"], "top": 0}, (422, "wrong-field")),
+    "too many guesses": ("base/fill-mask", {"texts": ["[MASK]"], "top": 101}, (422, "wrong-field")),
+    "too many masks": ("base/fill-mask", {"texts": ["[MASK]"] * 501, "top": 100}, (422, "too-many-masks")),
     "no context": ("span/answer", {"questions": [{"question": "bato"}]}, (422, "wrong-field")),
     "no query": ("embed/nearest", {"texts": ["bato"]}, (422, "wrong-field")),
     "a large body": ("classify/predict", {"texts": ["bato"], "more": "x" * MAX_BODY}, (413, "body-too-large")),
@@ -176,13 +178,12 @@ def test_every_path_is_described(server: Server) -> None:
     page = server.request("/docs")[1]
     for path, methods in described["paths"].items():
         assert path in page
-        schema = methods["post"]["requestBody"]["content"]["application/json"]["schema"]
-        (example,) = schema["examples"]
+        body = methods["post"]["requestBody"]["content"]["application/json"]
+        schema, example = body["schema"], body["example"]
         assert set(schema["required"]) <= set(example) <= set(schema["properties"])
         status, content = server.request(path, example)
         assert status == 200, content
-        answers = methods["post"]["responses"]["200"]["content"]["application/json"]["schema"]
-        (shown,) = answers["examples"]
+        shown = methods["post"]["responses"]["200"]["content"]["application/json"]["example"]
         assert keys_of(content["answers"][0]) == keys_of(shown["answers"][0])
     for text in (page, server.request("/classify/")[1], server.request("/")[1]):
         assert not [word for word in ("https://", "//cdn", "src=", "@import", "url(") if word in text]
@@ -268,10 +269,13 @@ def test_requests_in_flight_are_answered_when_the_server_is_stopped(models: Mode
 
 
 def is_listening(server: Server) -> bool:
+    connection = server.connect()
     try:
-        server.connect().connect()
-    except ConnectionRefusedError:
+        connection.connect()
+    except ConnectionError:  # refused, or reset while the server closes its socket
         return False
+    finally:
+        connection.close()
     return True
 
 
