@@ -72,7 +72,7 @@ class LiveReports:
                 continue
             loss = show("loss", seen["metrics"]["loss"]) if "loss" in seen.get("metrics", {}) else ""
             ago = "" if seen["last_word_s"] is None else f"{duration(seen['last_word_s'])} ago"
-            rows.append([link, state_text(seen), step_text(seen), loss, ago])
+            rows.append([link, state_text(seen), step_text(seen, bar_width=0), loss, ago])
         headings = ["run", "state", "step", "loss", "last output"]
         content = [
             parts.table("Runs", headings, rows, style=""),
@@ -95,7 +95,7 @@ class LiveReports:
                 problems.append(str(error))
         if len(runs) == 1 and histories:
             seen = look(runs[0])
-            back.append(parts.paragraph(f"{state_text(seen)}; step {step_text(seen)}"))
+            back.append(parts.paragraph(f"{state_text(seen)}; step {step_text(seen, bar_width=0)}"))
         back.append(parts.sentences(problems, "warning"))
         if histories:
             drawn = page(histories, now=back, refresh_s=self.every_s)

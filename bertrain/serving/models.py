@@ -21,7 +21,7 @@ import torch
 
 from bertrain.base.errors import UserError
 from bertrain.config.settings import TrainSettings
-from bertrain.data.text.tokenizer import Tokenizer
+from bertrain.data.text.tokenizer import Tokenizer, tokenizer_of
 from bertrain.ranks.parallel import Ranks
 from bertrain.serving import operations
 from bertrain.serving.operations import Operation
@@ -132,7 +132,7 @@ class Embed:
         for ask in asks:
             if not ask.options["truncate"]:
                 _refuse_long(self.tokenizer, ask.texts, self.encoder.pipeline.max_seq_length)
-        block, _ = self.encoder.encode(_texts_of(asks), self.tokenizer)
+        block, _ = self.encoder.encode(_texts_of(asks))
         vectors = self.encoder.vectors(block, self.predict, self.ranks)
         found = _split(vectors, asks)
         return [
@@ -219,7 +219,7 @@ def _open(source: str | Path, which: str, device: Device, stack: ExitStack) -> S
             raise UserError("not-a-run", f"{why}; serve the run folder")
         changes = [("train.hang_timeout", FOREVER), ("task.on_error", "stop")]  # to skip a text would shift answers
         model = stack.enter_context(open_model(source, None, which, device, 0, changes, has_files=False))
-        return Task(model, Tokenizer(model.run.vocabulary()))
+        return Task(model, tokenizer_of(model.run.vocabulary()))
     is_sentence_encoder = opened.kind != "run" and read_pipeline(path if path.is_dir() else path.parent) is not None
     if head == "pretrain" and not is_sentence_encoder:
         try:
@@ -230,7 +230,7 @@ def _open(source: str | Path, which: str, device: Device, stack: ExitStack) -> S
     encoder = Encoder.open(source, which=which, device=device)
     train = replace(encoder.settings.train, hang_timeout=FOREVER)
     encoder = replace(encoder, settings=replace(encoder.settings, train=train))
-    return Embed(encoder, *stack.enter_context(encoder.ready()), Tokenizer(encoder.vocabulary))
+    return Embed(encoder, *stack.enter_context(encoder.ready()), tokenizer_of(encoder.vocabulary))
 
 
 def answer_together(named: NamedModel, asks: Sequence[Ask]) -> list[list[Any] | Exception]:

@@ -14,7 +14,7 @@ from bertrain.base.errors import UserError
 from bertrain.config.settings import BatchSettings, DataSettings, Settings, TaskSettings
 from bertrain.data.feed.loader import Loader
 from bertrain.data.formats.block import Block, Masks, flat_ranges
-from bertrain.data.text.tokenizer import Tokenizer
+from bertrain.data.text.tokenizer import Tokenizer, tokenizer_of
 from bertrain.data.text.vocabulary import Vocabulary
 from bertrain.model.batch import IGNORED
 from bertrain.model.bert import Bert
@@ -56,7 +56,7 @@ class MaskFiller:
         if weights.settings.head != "pretrain":
             why = f"{source} is fine-tuned, without an MLM head"
             raise UserError("no-pretraining-head", f"{why}; use its initial weights")
-        return MaskFiller(build_model(weights), weights.vocabulary, Tokenizer(weights.vocabulary))
+        return MaskFiller(build_model(weights), weights.vocabulary, tokenizer_of(weights.vocabulary))
 
     def encode(self, sentences: Sequence[str]) -> Block:
         """The tokens of sentences, with the place of each [MASK]."""
