@@ -13,14 +13,9 @@ from collections import deque
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from jinja2 import FileSystemLoader
-from starlette.applications import Starlette
-from starlette.exceptions import HTTPException
-from starlette.requests import ClientDisconnect, Request
-from starlette.responses import HTMLResponse, JSONResponse, RedirectResponse, Response
-from starlette.routing import Route
 
 import bertrain
 from bertrain.base.errors import UserError
@@ -28,6 +23,11 @@ from bertrain.reports.page import TEMPLATES
 from bertrain.serving.models import NamedModel, answer_together
 from bertrain.serving.openapi import describe
 from bertrain.serving.requests import MAX_BODY, Ask, parse
+
+if TYPE_CHECKING:
+    from starlette.applications import Starlette
+    from starlette.requests import Request
+    from starlette.responses import Response
 
 RESERVED = ("docs", "health", "openapi.json")
 BODY_S = 30.0  # to send a whole body
@@ -89,6 +89,11 @@ class Batcher:
 
 def build_app(models: Sequence[NamedModel]) -> Starlette:
     """The application that serves these models."""
+    from starlette.applications import Starlette
+    from starlette.exceptions import HTTPException
+    from starlette.responses import HTMLResponse, JSONResponse, RedirectResponse
+    from starlette.routing import Route
+
     worker = ThreadPoolExecutor(1, "bertrain-serve")  # models share the device
     by_name = {one.name: (one, Batcher(one, worker)) for one in models}
     schema = describe(models)
@@ -107,15 +112,17 @@ def build_app(models: Sequence[NamedModel]) -> Starlette:
         named = by_name.get(request.path_params["name"])
         if named is None:
             raise HTTPException(404)
-        return _page("try.html.j2", model=named[0], others=[name for name in by_name if name != named[0].name])
+        others = [name for name in by_name if name != named[0].name]
+        return HTMLResponse(render("try.html.j2", model=named[0], others=others), headers=HEADERS)
 
     async def index(request: Request) -> Response:
-        return (
-            RedirectResponse(f"{next(iter(by_name))}/") if len(by_name) == 1 else _page("models.html.j2", models=models)
-        )
+        if len(by_name) == 1:
+            return RedirectResponse(f"{next(iter(by_name))}/")
+        return HTMLResponse(render("models.html.j2", models=models), headers=HEADERS)
 
     async def docs(request: Request) -> Response:
-        return _page("api.html.j2", models=models, host=request.headers.get("host", ""), max_body=MAX_BODY)
+        host = request.headers.get("host", "")
+        return HTMLResponse(render("api.html.j2", models=models, host=host, max_body=MAX_BODY), headers=HEADERS)
 
     async def openapi(request: Request) -> Response:
         return JSONResponse(schema)
@@ -131,8 +138,11 @@ def build_app(models: Sequence[NamedModel]) -> Starlette:
         Route("/{name}/", try_page),
         Route("/{name}/{operation}", answer, methods=["POST"]),
     ]
-    handlers: Any = {UserError: _refuse, HTTPException: _refuse_address, ClientDisconnect: _forget, Exception: _fail}
-    return Starlette(routes=routes, exception_handlers=handlers)
+    return Starlette(routes=routes, exception_handlers=error_handlers())
+
+
+def render(template: str, **values: Any) -> str:
+    return PAGES.get_template(template).render(version=bertrain.__version__, **values)
 
 
 async def read_body(request: Request) -> bytes:
@@ -153,27 +163,26 @@ async def read_body(request: Request) -> bytes:
     return bytes(body)
 
 
-def _page(template: str, **values: Any) -> Response:
-    content = PAGES.get_template(template).render(version=bertrain.__version__, **values)
-    return HTMLResponse(content, headers=HEADERS)
+def error_handlers() -> Any:
+    """What a client is told of each kind of error."""
+    from starlette.exceptions import HTTPException
+    from starlette.requests import ClientDisconnect
+    from starlette.responses import JSONResponse
 
+    def told(status: int, code: str, message: str) -> Response:
+        return JSONResponse({"error": {"code": code, "message": message}}, status)
 
-def error_response(status: int, code: str, message: str) -> Response:
-    return JSONResponse({"error": {"code": code, "message": message}}, status)
+    async def refuse(request: Request, error: UserError) -> Response:
+        return told(STATUS.get(error.code, 422), error.code, str(error))
 
+    async def refuse_address(request: Request, error: HTTPException) -> Response:
+        texts = {404: ("unknown-path", f"there is nothing at {request.url.path}"), 405: ("wrong-method", "use POST")}
+        return told(error.status_code, *texts.get(error.status_code, ("http-error", error.detail)))
 
-async def _refuse(request: Request, error: UserError) -> Response:
-    return error_response(STATUS.get(error.code, 422), error.code, str(error))
+    async def forget(request: Request, error: ClientDisconnect) -> Response:
+        return told(400, "client-gone", "the client closed the connection")  # which nobody reads
 
+    async def fail(request: Request, error: Exception) -> Response:
+        return told(500, "internal-error", "the server failed; it has printed the traceback")
 
-async def _refuse_address(request: Request, error: HTTPException) -> Response:
-    texts = {404: ("unknown-path", f"there is nothing at {request.url.path}"), 405: ("wrong-method", "use POST")}
-    return error_response(error.status_code, *texts.get(error.status_code, ("http-error", error.detail)))
-
-
-async def _forget(request: Request, error: ClientDisconnect) -> Response:
-    return Response(status_code=400)  # nobody reads it
-
-
-async def _fail(request: Request, error: Exception) -> Response:
-    return error_response(500, "internal-error", "the server failed; its log has the traceback")
+    return {UserError: refuse, HTTPException: refuse_address, ClientDisconnect: forget, Exception: fail}

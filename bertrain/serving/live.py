@@ -12,15 +12,10 @@ import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 from urllib.parse import quote
 
 from markupsafe import Markup
-from starlette.applications import Starlette
-from starlette.exceptions import HTTPException
-from starlette.requests import Request
-from starlette.responses import HTMLResponse, Response
-from starlette.routing import Route
 
 from bertrain.base import logs
 from bertrain.base.errors import UserError
@@ -31,6 +26,11 @@ from bertrain.reports.report import page
 from bertrain.reports.watch import look, step_text
 from bertrain.run.folder import Run, runs_in
 from bertrain.serving.app import HEADERS
+
+if TYPE_CHECKING:
+    from starlette.applications import Starlette
+    from starlette.requests import Request
+    from starlette.responses import Response
 
 REST = 4  # times as long as drawing a page takes, nothing is drawn anew: a run may train on the same cores
 LINK = Markup('<a href="{}">{}</a>')
@@ -123,6 +123,11 @@ def _files_of(run: Path) -> list[tuple[str, int, int]]:
 
 
 def build_live_app(reports: LiveReports) -> Starlette:
+    from starlette.applications import Starlette
+    from starlette.exceptions import HTTPException
+    from starlette.responses import HTMLResponse
+    from starlette.routing import Route
+
     worker = ThreadPoolExecutor(1, "bertrain-report")  # matplotlib draws in one thread at a time
 
     async def draw(function: Callable[..., str | None], *words: str) -> Response:
