@@ -18,7 +18,7 @@ from typer import Option
 from bertrain import __version__
 from bertrain.base import errors
 from bertrain.base.machine import is_first_rank, under_launcher
-from bertrain.cli import about, data, launch, mlperf, plan, profile, reports, tasks, train, weights
+from bertrain.cli import about, data, launch, mlperf, plan, profile, reports, serve, tasks, train, weights
 from bertrain.cli.options import brief_help, new_app, refuse_misspelled
 from bertrain.cli.pipeline import pipeline_app
 from bertrain.ranks.signals import INTERRUPTS, end_with_launcher, note_interrupt
@@ -40,7 +40,7 @@ app = new_app(
     pretty_exceptions_enable=False,
 )
 app.add_typer(pipeline_app)
-for verbs in (train, tasks, reports, about, data, weights, mlperf, plan, profile, launch):
+for verbs in (train, tasks, serve, reports, about, data, weights, mlperf, plan, profile, launch):
     app.add_typer(verbs.app)
 
 

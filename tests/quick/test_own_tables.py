@@ -176,8 +176,6 @@ def test_texts_are_encoded_as_rows_of_files_are(tmp_path: Path) -> None:
     assert [reads_pairs(Settings(task=TaskSettings(name=name))) for name in ("glue/sst2", "glue/rte", "xnli")] == [
         False, True, True,
     ]  # fmt: skip
-    with refused("texts-for-squad", "squad/v1.1", "--data"):
-        open_task(Settings(task=TaskSettings(name="squad/v1.1")), None, VOCABULARY, saved={"version": "v1.1"})
 
 
 OWN_MISTAKES = {

@@ -6,7 +6,7 @@ import re
 import unicodedata
 from array import array
 from collections.abc import Callable
-from functools import cache
+from functools import cache, lru_cache
 from typing import Any
 
 import numpy as np
@@ -77,6 +77,12 @@ class Tokenizer:
             found.append(number)
             rest, least = CONTINUATION + rest[stop:], len(CONTINUATION)
         return found.tobytes()
+
+
+@lru_cache(maxsize=8)
+def tokenizer_of(vocabulary: Vocabulary) -> Tokenizer:
+    """The tokenizer of a vocabulary, the same each time, with the words it has seen."""
+    return Tokenizer(vocabulary)
 
 
 class _Table(dict[Any, Any]):
