@@ -18,7 +18,9 @@ from typing import Any, Literal, get_args, get_origin, get_type_hints
 
 from bertrain.base.errors import UserError, nearest
 from bertrain.base.schema import JsonError, load_json
+from bertrain.config.choices import Family
 from bertrain.config.recipe import Recipe, load_recipe, read_text, read_toml
+from bertrain.config.sections import FAMILY_DEFAULTS
 from bertrain.config.settings import SECTIONS, ModelSettings, Settings
 
 TYPES = {f"{section}.{name}": hint for section, kind in SECTIONS.items() for name, hint in get_type_hints(kind).items()}
@@ -71,8 +73,29 @@ def resolve(recipe: str, overrides: Overrides | None = None, settings_file: str 
         section, name = _split_key(key)
         command_line.setdefault(section, {})[name] = _parse_text(text, TYPES[key], key)
     _overlay(values, command_line, "the command line")
+    for key, value in _family_defaults(values["model"].get("family", "bert")).items():
+        section, name = _split_key(key)
+        values[section].setdefault(name, value)
     settings = _with_absolute_paths(from_dict(values))
     return dataclasses.replace(settings, given=frozenset({*dict(pairs), *named_in(settings_file)}))
+
+
+def _family_defaults(family: Any) -> dict[str, Any]:
+    return FAMILY_DEFAULTS.get(family, {})  # another family is refused with the other values
+
+
+def in_family(settings: Settings, family: Family) -> Settings:
+    """Settings for weights of another family: what is at its default, and not given, becomes that family's default."""
+    if family == settings.model.family:
+        return settings
+    values, usual = settings.to_dict(), Settings().to_dict()
+    values["model"]["family"] = family
+    for key in {**FAMILY_DEFAULTS[settings.model.family], **FAMILY_DEFAULTS[family]}:
+        section, name = _split_key(key)
+        was = FAMILY_DEFAULTS[settings.model.family].get(key, usual[section][name])
+        if values[section][name] == was and key not in (settings.given or ()):
+            values[section][name] = FAMILY_DEFAULTS[family].get(key, usual[section][name])
+    return dataclasses.replace(from_dict(values), given=settings.given)
 
 
 def named_in(settings_file: str | Path | None) -> dict[str, str]:

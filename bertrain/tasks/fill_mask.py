@@ -15,7 +15,7 @@ from bertrain.data.formats.block import Block, Masks
 from bertrain.data.text.tokenizer import Tokenizer
 from bertrain.data.text.vocabulary import Vocabulary
 from bertrain.model.batch import IGNORED, Batch
-from bertrain.model.bert import Bert
+from bertrain.model.encoder import EncoderModel
 from bertrain.weights.source import build_model, read_weights
 
 
@@ -42,7 +42,7 @@ def fill_mask(source: str | Path, sentences: str | list[str], *, top: int = 5) -
 
 
 @torch.no_grad()
-def _fill(model: Bert, vocabulary: Vocabulary, sentence: str, top: int) -> list[list[Guess]]:
+def _fill(model: EncoderModel, vocabulary: Vocabulary, sentence: str, top: int) -> list[list[Guess]]:
     mask = vocabulary.id_of("[MASK]")
     pieces = Tokenizer(vocabulary).encode(sentence.split("[MASK]"))
     tokens = [vocabulary.id_of("[CLS]"), *pieces[0]]

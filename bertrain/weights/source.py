@@ -12,7 +12,8 @@ from torch import Tensor
 from bertrain.base.console import warn
 from bertrain.base.errors import UserError
 from bertrain.base.formatting import counted
-from bertrain.model.bert import Bert
+from bertrain.model.encoder import EncoderModel
+from bertrain.model.families import new_model
 from bertrain.run import checkpoint
 from bertrain.run.folder import Run, advise_runs
 from bertrain.run.records import thresholds_at
@@ -140,10 +141,10 @@ def _thresholds_of(run: Run, chosen: Path) -> dict[str, float]:
     return thresholds_at(run.folder / "metrics.jsonl", checkpoint.step_of(chosen))
 
 
-def build_model(weights: Weights) -> Bert:
+def build_model(weights: Weights) -> EncoderModel:
     """Build the model with these weights, in evaluation mode; refuses incomplete weights."""
     refuse_incomplete(weights)
-    model = Bert(weights.settings)
+    model = new_model(weights.settings)
     model.load_state_dict({name: weights.tensors[name] for name in model.state_dict()})
     return model.eval()
 
