@@ -18,6 +18,7 @@ from typing import Any, Literal, get_args, get_origin, get_type_hints
 
 from bertrain.base.errors import UserError, nearest
 from bertrain.base.schema import JsonError, load_json
+from bertrain.config import modernbert
 from bertrain.config.choices import Family
 from bertrain.config.recipe import Recipe, load_recipe, read_text, read_toml
 from bertrain.config.sections import FAMILY_DEFAULTS
@@ -256,6 +257,8 @@ def _read_bert_config(path: Path) -> dict[str, Any]:
         raise UserError("missing-file", f"no model description at {path} (model.config)") from None
     except JsonError as error:
         raise UserError("invalid-json", f"{path} (model.config): {error}") from None
+    if raw.get("model_type") == modernbert.MODEL_TYPE:
+        return modernbert.read_config(raw, path)
     if "hidden_size" not in raw:
         raise UserError("not-a-bert", f"{path} (model.config) does not describe a BERT: it has no hidden_size")
     if (width := raw.get("embedding_size", raw["hidden_size"])) != raw["hidden_size"]:
@@ -268,7 +271,7 @@ def _read_bert_config(path: Path) -> dict[str, Any]:
 
 
 def model_from_bert_config(path: Path) -> ModelSettings:
-    """The model that a bert_config.json (or a Hugging Face config.json) describes."""
+    """The model that a bert_config.json (or a Hugging Face config.json of BERT or ModernBERT) describes."""
     return ModelSettings(**_checked("model", _read_bert_config(path))).check()
 
 

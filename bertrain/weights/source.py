@@ -20,7 +20,7 @@ from bertrain.run.records import thresholds_at
 from bertrain.weights import huggingface, tensor_bundle
 from bertrain.weights.companions import CONFIGS, find_model_settings, find_vocabulary, read_json
 from bertrain.weights.hub import locate, suggest_hub
-from bertrain.weights.names import ParameterSlice, other_pooler
+from bertrain.weights.names import ParameterSlice, in_other_head
 from bertrain.weights.tensors import (
     PADDED_BY_VOCABULARY,
     POSITIONS,
@@ -173,16 +173,17 @@ def copy_weights(parameters: dict[str, Tensor], weights: Weights, *, extends_pos
 def match_parameters(parameters: Mapping[str, Tensor], weights: Weights) -> dict[str, str]:
     """The name in the weights of each parameter that they have.
 
-    The pooler of one kind of head serves the other. The last layer of a head for other classes is not used, nor is that
-    of words for texts, which have the same name and differ in the pooler before it.
+    The pooler (modern: the transform) of one kind of head serves the other. The last layer of a head for other classes
+    is not used, nor is BERT's of words for texts, which have the same name and differ in the pooler before it.
     """
     names = {}
     of_words = "answer.pool.weight" not in parameters
     for name, parameter in parameters.items():
-        theirs = name if name in weights.tensors else other_pooler(name)
+        theirs = name if name in weights.tensors else in_other_head(name, weights.settings.family)
         is_other_head = name.startswith(("answer.classify.", "answer.score.")) and theirs in weights.tensors
         if is_other_head:
             is_same_kind = name.startswith("answer.score.") or of_words == (weights.settings.head == "tag")
+            is_same_kind |= weights.settings.family == "modern"  # whose heads are all the same
             is_other_head = not is_same_kind or weights.tensors[theirs].shape != parameter.shape
         if theirs in weights.tensors and not is_other_head:
             names[name] = theirs
