@@ -102,7 +102,7 @@ def compile_step(case: Case) -> None:
     from bertrain.data.feed.balance import Balance
     from bertrain.data.feed.loader import Step
     from bertrain.model.arena import Arena
-    from bertrain.model.bert import split_parts
+    from bertrain.model.encoder import split_parts
     from bertrain.model.initialization import uninitialized
     from bertrain.optim.registry import build_optimizer
     from bertrain.ranks.parallel import Ranks

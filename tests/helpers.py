@@ -191,6 +191,11 @@ def load_weights(checkpoint: Path) -> dict[str, torch.Tensor]:
     return {name: tensor.clone() for name, tensor in mapped.items()}
 
 
+def write_json(path: Path, content: object) -> Path:
+    path.write_text(json.dumps(content))
+    return path
+
+
 def relative_error(actual: torch.Tensor, expected: torch.Tensor) -> float:
     actual, expected = actual.detach(), expected.detach()
     return float((actual - expected).norm() / expected.norm().clamp(min=1e-30))

@@ -11,7 +11,8 @@ from torch import Tensor
 from bertrain.config.settings import ModelSettings
 from bertrain.model.arena import Arena
 from bertrain.model.batch import IGNORED, Batch
-from bertrain.model.bert import Bert, split_parts
+from bertrain.model.bert import Bert
+from bertrain.model.encoder import split_parts
 from bertrain.model.fused import FusedBert
 from bertrain.training.plain_engine import sums_of
 from tests import helpers, twins

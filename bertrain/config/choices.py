@@ -22,6 +22,8 @@ Target = Literal["arrow", "hdf5-fixed", "hdf5-varlength", "hdf5-packed", "hdf5-p
 """Formats that `data convert` writes."""
 PolicyName = Literal["budget", "padded", "bins", "exchange", "packed"]
 """Policies that deal the examples of a step into bins."""
+Family = Literal["bert", "modern"]
+"""Architectures of the encoder (`model/families.py`)."""
 Pooling = Literal["mean", "cls", "max"]
 """How one vector of a text is made of those of its tokens."""
 EmbeddingPrecision = Literal["auto", "fp32", "tf32", "bf32", "bf16", "fp16"]

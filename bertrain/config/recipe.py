@@ -20,7 +20,9 @@ from bertrain.base.errors import UserError, nearest
 
 GROUPS = ("start here", "BERT pre-training", "the five systems", "MLPerf reference points")
 """The order in which `bertrain recipes` lists them; the first alone without --all."""
-BY_SIZE = ("bert-demo", "bert-tiny", "bert-mini", "bert-small", "bert-medium", "bert-base", "bert-large")
+BY_SIZE = (
+    "bert-demo", "bert-tiny", "bert-mini", "bert-small", "bert-medium", "bert-base", "bert-large", "modernbert-base",
+)  # fmt: skip
 
 
 @dataclass(frozen=True, kw_only=True)

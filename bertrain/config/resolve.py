@@ -18,7 +18,10 @@ from typing import Any, Literal, get_args, get_origin, get_type_hints
 
 from bertrain.base.errors import UserError, nearest
 from bertrain.base.schema import INT64, JsonError, load_json
+from bertrain.config import modernbert
+from bertrain.config.choices import Family
 from bertrain.config.recipe import Recipe, load_recipe, read_text, read_toml
+from bertrain.config.sections import FAMILY_DEFAULTS
 from bertrain.config.settings import SECTIONS, ModelSettings, Settings
 
 TYPES = {f"{section}.{name}": hint for section, kind in SECTIONS.items() for name, hint in get_type_hints(kind).items()}
@@ -71,8 +74,29 @@ def resolve(recipe: str, overrides: Overrides | None = None, settings_file: str 
         section, name = _split_key(key)
         command_line.setdefault(section, {})[name] = _parse_text(text, TYPES[key], key)
     _overlay(values, command_line, "the command line")
+    for key, value in _family_defaults(values["model"].get("family", "bert")).items():
+        section, name = _split_key(key)
+        values[section].setdefault(name, value)
     settings = _with_absolute_paths(from_dict(values))
     return dataclasses.replace(settings, given=frozenset({*dict(pairs), *named_in(settings_file)}))
+
+
+def _family_defaults(family: Any) -> dict[str, Any]:
+    return FAMILY_DEFAULTS.get(family, {})  # another family is refused with the other values
+
+
+def in_family(settings: Settings, family: Family) -> Settings:
+    """Settings for weights of another family: what is at its default, and not given, becomes that family's default."""
+    if family == settings.model.family:
+        return settings
+    values, usual = settings.to_dict(), Settings().to_dict()
+    values["model"]["family"] = family
+    for key in {**FAMILY_DEFAULTS[settings.model.family], **FAMILY_DEFAULTS[family]}:
+        section, name = _split_key(key)
+        was = FAMILY_DEFAULTS[settings.model.family].get(key, usual[section][name])
+        if values[section][name] == was and key not in (settings.given or ()):
+            values[section][name] = FAMILY_DEFAULTS[family].get(key, usual[section][name])
+    return dataclasses.replace(from_dict(values), given=settings.given)
 
 
 def named_in(settings_file: str | Path | None) -> dict[str, str]:
@@ -233,6 +257,8 @@ def _read_bert_config(path: Path) -> dict[str, Any]:
         raise UserError("missing-file", f"no model description at {path} (model.config)") from None
     except JsonError as error:
         raise UserError("invalid-json", f"{path} (model.config): {error}") from None
+    if raw.get("model_type") == modernbert.MODEL_TYPE:
+        return modernbert.read_config(raw, path)
     if "hidden_size" not in raw:
         raise UserError("not-a-bert", f"{path} (model.config) does not describe a BERT: it has no hidden_size")
     if (width := raw.get("embedding_size", raw["hidden_size"])) != raw["hidden_size"]:
@@ -245,7 +271,7 @@ def _read_bert_config(path: Path) -> dict[str, Any]:
 
 
 def model_from_bert_config(path: Path) -> ModelSettings:
-    """The model that a bert_config.json (or a Hugging Face config.json) describes."""
+    """The model that a bert_config.json (or a Hugging Face config.json of BERT or ModernBERT) describes."""
     return ModelSettings(**_checked("model", _read_bert_config(path))).check()
 
 

@@ -5,12 +5,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from typing import Any, Literal
 
 from bertrain.base.errors import UserError
 from bertrain.base.units import parse_fits, parse_slice
-from bertrain.config.choices import MASK_PROBABILITY, PACKING, EngineName, PolicyName, Pooling, StepPacking
+from bertrain.config.choices import MASK_PROBABILITY, PACKING, EngineName, Family, PolicyName, Pooling, StepPacking
 
 
 def setting(
@@ -22,13 +22,15 @@ def setting(
     or_zero: bool = False,
     shapes_training: bool = True,
     experimental: bool = False,
+    family: str = "",
 ) -> Any:
     """A dataclass field with a help text and an inclusive range; `or_zero` also allows 0 below it.
 
+    A setting of one model `family` keeps its default in the others.
     A setting that shapes the training is fixed once a run has begun. An experimental one is for benchmarks and
     comparisons: it works, but `bertrain settings` shows it only with --all.
     """
-    flags = {"shapes_training": shapes_training, "experimental": experimental, "or_zero": or_zero}
+    flags = {"shapes_training": shapes_training, "experimental": experimental, "or_zero": or_zero, "family": family}
     return field(default=default, metadata={"help": help, "minimum": min, "maximum": max} | flags)
 
 
@@ -39,26 +41,44 @@ def changeable(default: Any, help: str, *, min: float | None = None, max: float 
 
 @dataclass(frozen=True, kw_only=True)
 class ModelSettings:
-    """The network. The defaults are BERT-Base, uncased."""
+    """The network. The defaults are BERT-Base, uncased; `FAMILY_DEFAULTS` has those of another family."""
 
+    family: Family = setting(
+        "bert",
+        "architecture. bert: Devlin et al., 2018; modern: ModernBERT, with rotary positions, gated layers and local "
+        "attention, trained on masked words alone",
+    )
     config: str = setting("", "path of a bert_config.json that describes the model; other model settings override it")
     vocab_size: int = setting(30522, "words in the vocabulary; 0: as many as the data has", min=6, or_zero=True)
     hidden_size: int = setting(768, "width of the encoder", min=1)
     num_layers: int = setting(12, "encoder layers", min=1)
     num_heads: int = setting(12, "attention heads; must divide hidden_size", min=1)
     intermediate_size: int = setting(3072, "width of the feed-forward layer", min=1)
-    max_positions: int = setting(512, "position embeddings: the longest sequence, in tokens", min=3)
-    num_segments: int = setting(2, "segment (token type) embeddings", min=2)
+    max_positions: int = setting(512, "the longest sequence, in tokens; bert: position embeddings", min=3)
+    num_segments: int = setting(2, "bert: segment (token type) embeddings", min=2, family="bert")
+    global_every: int = setting(
+        3, "modern: every so many layers, from the first on, attend to all tokens", min=1, family="modern"
+    )
+    local_window: int = setting(
+        128, "modern: tokens that the other layers attend to, half of them on each side", min=2, family="modern"
+    )
+    global_theta: float = setting(
+        160000.0, "modern: base of the rotary angles in layers that attend to all tokens", min=1, family="modern"
+    )
+    local_theta: float = setting(
+        10000.0, "modern: base of the rotary angles in layers with a window", min=1, family="modern"
+    )
     hidden_dropout: float = setting(0.1, "dropout after embeddings and each dense layer", min=0, max=0.99)
     attention_dropout: float = setting(0.1, "dropout on attention probabilities", min=0, max=0.99)
     initializer_range: float = setting(0.02, "standard deviation of the truncated normal for weights", min=0)
     initial_heads: Literal["random", "neighbours"] = setting(
         "random",
         "initialization of a new model's attention. random: as BERT; neighbours: heads of the first layer start by "
-        "attending to the adjacent words, which saves the first millions of tokens",
+        "attending to the adjacent words, which saves the first millions of tokens (bert only)",
+        family="bert",
     )
     layer_norm_eps: float = setting(1e-12, "epsilon inside LayerNorm", min=0)
-    nsp: bool = setting(True, "train next-sentence prediction besides masked words")
+    nsp: bool = setting(True, "train next-sentence prediction besides masked words (bert only)", family="bert")
     head: Literal["pretrain", "classify", "multilabel", "regress", "span", "tag", "embed"] = setting(
         "pretrain",
         "output layer. pretrain: masked words and next sentence; classify: a class for each text; multilabel: any "
@@ -67,7 +87,9 @@ class ModelSettings:
     )
     num_labels: int = setting(2, "classify, multilabel, tag: number of classes", min=2)
     pooling: Pooling = setting(
-        "mean", "embed: the vector of a text, pooled from its tokens. mean or max of all of them; cls: that of [CLS]"
+        "mean",
+        "embed (modern: also classify, multilabel, regress): the vector of a text, pooled from its tokens. mean or max "
+        "of all of them; cls: that of [CLS]",
     )
     head_dropout: float = setting(
         0.1, "classify, multilabel, regress, tag: dropout before the last layer", min=0, max=0.99
@@ -84,12 +106,44 @@ class ModelSettings:
     def head_size(self) -> int:
         return self.hidden_size // self.num_heads
 
+    @property
+    def windows(self) -> tuple[int | None, ...]:
+        """For each layer, how many positions away a token may attend; None: all of its sequence."""
+        is_local = [self.family == "modern" and number % self.global_every > 0 for number in range(self.num_layers)]
+        return tuple(self.local_window // 2 if local else None for local in is_local)
+
     def check(self) -> ModelSettings:
         """Refuse a model that cannot be built; returns itself."""
         heads, width = self.num_heads, self.hidden_size
         if width % heads:
             raise UserError("indivisible-heads", f"model.num_heads {heads} does not divide model.hidden_size {width}")
+        if self.family == "modern" and self.head_size % 2:
+            odd = f"heads of {self.head_size} are odd; model.family modern rotates pairs of their elements"
+            raise UserError("indivisible-heads", f"{odd}; change model.num_heads {heads} or model.hidden_size {width}")
+        usual = FAMILY_DEFAULTS[self.family]
+        for item in fields(self):
+            owner, value = item.metadata["family"], getattr(self, item.name)
+            if owner not in ("", self.family) and value != usual.get(f"model.{item.name}", item.default):
+                named = f"model.{item.name} {str(value).lower()}"
+                raise UserError("other-family", f"{named} is for model.family {owner}, not {self.family}; leave it out")
+        if self.family == "modern" and self.pooling == "max" and self.head in ("classify", "multilabel", "regress"):
+            raise UserError("other-family", "model.pooling of a modern classifier is mean or cls, not max")
         return self
+
+
+FAMILY_DEFAULTS: dict[str, dict[str, Any]] = {
+    "bert": {},
+    "modern": {
+        "model.max_positions": 8192,
+        "model.hidden_dropout": 0.0,
+        "model.attention_dropout": 0.0,
+        "model.head_dropout": 0.0,
+        "model.layer_norm_eps": 1e-5,
+        "model.nsp": False,
+        "data.mask_probability": 0.3,
+    },
+}
+"""Defaults of a model family where they are not those of the fields."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -102,7 +156,9 @@ class DataSettings:
     max_predictions: int = setting(
         20, "most masked words in one example; 0: those of masked data, else mask_probability of max_seq_length", min=0
     )
-    mask_probability: float = setting(MASK_PROBABILITY, "share of tokens that are predicted", min=0.001, max=0.5)
+    mask_probability: float = setting(
+        MASK_PROBABILITY, "share of tokens that are predicted; 0.3 for model.family modern", min=0.001, max=0.5
+    )
     whole_word: bool = setting(False, "mask whole words instead of single word pieces")
     slice: str = setting("", "part of the rows to train on, in file order, such as 0:0.9; empty: all")
     vocab: str = changeable(

@@ -267,7 +267,7 @@ def probe_initial_weights(settings: Settings, init: str) -> float:
 
     Raises UserError if it differs from mlperf.probe_accuracy by more than mlperf.probe_tolerance.
     """
-    from bertrain.model.bert import Bert
+    from bertrain.model.families import new_model
     from bertrain.ranks import parallel
     from bertrain.training.engine import predictor
     from bertrain.training.evaluate import HeldOutEvaluator
@@ -283,7 +283,7 @@ def probe_initial_weights(settings: Settings, init: str) -> float:
         raise AgreedError("missing-init", "the probe needs both --init and mlperf.probe_accuracy")
     set_precision(settings.train)
     with parallel.join(settings.train) as ranks:
-        model = Bert(settings.model)
+        model = new_model(settings.model)
         parameters = {name: tensor.data for name, tensor in model.named_parameters()}
         extends = settings.train.init_positions == "extend"
         missing = copy_weights(parameters, read_weights(init), extends_positions=extends)

@@ -9,30 +9,18 @@ F intermediate size, H heads, D head size, V vocabulary (padded).
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
-
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from bertrain.config.settings import ModelSettings
-from bertrain.model.attention import AttentionPlan, RaggedPlan
+from bertrain.model.attention import AttentionPlan
 from bertrain.model.batch import Batch
 from bertrain.model.dropout import dropout
-from bertrain.model.heads import MaskedWordHead, SentenceHead, SpanHead, TagHead, answer_head
-from bertrain.model.pooling import PoolingHead
+from bertrain.model.encoder import EncoderModel, WordEmbeddings
+from bertrain.model.heads import MaskedWordHead, SentenceHead, answer_head
 
 
-@dataclass(frozen=True)
-class Outputs:
-    """Outputs of the heads for one bin. Rows of empty slots have no meaning."""
-
-    mlm_logits: Tensor | None = None  # [P, vocab_size]; None after fine-tuning
-    nsp_logits: Tensor | None = None  # [S, 2]; None without next-sentence prediction
-    answers: Tensor | None = None  # of a fine-tuning head: [S, labels], [S, 1], [T, 2], [P, labels] or [S, E]
-
-
-class Embeddings(nn.Module):
+class Embeddings(WordEmbeddings):
     """Word + position + segment, then LayerNorm and dropout."""
 
     def __init__(self, settings: ModelSettings) -> None:
@@ -71,48 +59,23 @@ class Layer(nn.Module):
         return self.output_norm(x + dropout(self.contract(expanded), self.hidden_dropout, self.training))
 
 
-class Bert(nn.Module):
-    """The encoder with the heads of pre-training, or one for fine-tuning. Each gets only the rows that it reads."""
+class Bert(EncoderModel):
+    """BERT with the heads of pre-training, or one for fine-tuning."""
+
+    embeddings: Embeddings
 
     def __init__(self, settings: ModelSettings) -> None:
-        super().__init__()
-        self.settings = settings
+        super().__init__(settings)
         self.embeddings = Embeddings(settings)
         self.layers = nn.ModuleList(Layer(settings) for _ in range(settings.num_layers))
         is_pretrained = settings.head == "pretrain"
         self.masked_words = MaskedWordHead(settings) if is_pretrained else None
         self.next_sentence = SentenceHead(settings, 2) if is_pretrained and settings.nsp else None
         self.answer = answer_head(settings)
-        self.plan_attention: Callable[[Batch], AttentionPlan] = RaggedPlan.of
 
     def encode(self, batch: Batch) -> Tensor:
-        """The last layer's output for every token of the bin, [T, E]."""
         plan = self.plan_attention(batch)
         x = self.embeddings(batch)
         for layer in self.layers:
             x = layer(x, plan)
         return x
-
-    def forward(self, batch: Batch) -> Outputs:
-        x = self.encode(batch)
-        if isinstance(self.answer, SpanHead):
-            return Outputs(answers=self.answer(x))
-        if isinstance(self.answer, TagHead):
-            return Outputs(answers=self.answer(x[batch.mlm_positions]))
-        if isinstance(self.answer, PoolingHead):
-            return Outputs(answers=self.answer(x, batch))
-        if isinstance(self.answer, SentenceHead):
-            return Outputs(answers=self.answer(x[batch.cls_positions]))
-        assert self.masked_words is not None
-        mlm_logits = self.masked_words(x[batch.mlm_positions], self.embeddings.words.weight)
-        nsp_logits = self.next_sentence(x[batch.cls_positions]) if self.next_sentence is not None else None
-        return Outputs(mlm_logits, nsp_logits)
-
-
-def split_parts(name: str) -> int:
-    """Number of the reference's tensors that the parameter `name` stacks along its first axis.
-
-    Query, key and value are one matrix here, so that one product computes them; an optimizer with layer-wise rates
-    treats them as three tensors.
-    """
-    return 3 if name.endswith("qkv.weight") else 1

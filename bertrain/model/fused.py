@@ -25,7 +25,7 @@ from bertrain.kernels.fp8 import Scales
 from bertrain.kernels.reduction import column_sums
 from bertrain.model.arena import Arena
 from bertrain.model.batch import Batch
-from bertrain.model.bert import Bert, Outputs
+from bertrain.model.encoder import EncoderModel, Outputs
 from bertrain.model.fused_heads import FusedHeads, HeadResult
 from bertrain.model.fused_layer import FusedLayer, Recompute, Saved
 from bertrain.model.fused_operands import LayerMatrix, LayerTensor, ModelDropout, Operand, ParameterViews, PassContext
@@ -37,7 +37,7 @@ class FusedBert:
 
     def __init__(
         self,
-        model: Bert,
+        model: EncoderModel,
         arena: Arena,
         *,
         fp8: bool = False,

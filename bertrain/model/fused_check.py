@@ -2,11 +2,12 @@
 
 fused.py computes `bert.py` by hand and would ignore a change of it. So the sources that it was written for are recorded
 here, as hashes of their syntax trees: without comments, docstrings, annotations and formatting. A model is accepted if
-the code of its classes and of the functions they call has these hashes, and if its modules are those of a new `Bert` of
+the code of its classes and of the functions they call has these hashes, and if its modules are those of a new model of
 its settings: no subclass, no module added or replaced, no attribute or `forward` changed, no hook.
 
-After a change of bert.py or heads.py: change fused*.py to match, run tests/numerics/test_kernels_interpreted.py, and
-tests/gpu/test_fused.py on a GPU; once they pass, copy `fingerprints()` to `WRITTEN_FOR`.
+After a change of bert.py, encoder.py or heads.py: change fused*.py to match, run
+tests/numerics/test_kernels_interpreted.py, and tests/gpu/test_fused.py on a GPU; once they pass, copy `fingerprints()`
+to `WRITTEN_FOR`.
 """
 
 from __future__ import annotations
@@ -20,18 +21,18 @@ from typing import Any
 
 from torch import nn
 
-from bertrain.model import attention, bert, heads, pooling
-from bertrain.model.bert import Bert
+from bertrain.model import attention, bert, encoder, heads, pooling
+from bertrain.model.encoder import EncoderModel
 from bertrain.model.initialization import uninitialized
 
 CLASSES = (
-    bert.Embeddings, bert.Layer, bert.Bert, heads.MaskedWordHead, heads.SentenceHead, heads.SpanHead, heads.TagHead,
-    pooling.PoolingHead,
+    encoder.EncoderModel, bert.Embeddings, bert.Layer, bert.Bert, heads.MaskedWordHead, heads.SentenceHead,
+    heads.SpanHead, heads.TagHead, pooling.PoolingHead,
 )  # fmt: skip
 MODULES = (*CLASSES, nn.Embedding, nn.LayerNorm, nn.Linear, nn.ModuleList)
 FUNCTIONS = {
     bert: ("dropout", "answer_head"),
-    attention: ("attend_grouped",),
+    attention: ("attend_grouped", "_attend"),
     heads: ("pretraining_sums", "answer_sums", "by_sequence", "_cross_entropy"),
     pooling: ("pool", "sequence_of_token", "_sums"),
 }  # functions that the classes and the loss call; found at each check, so that a replaced one is noticed
@@ -40,9 +41,12 @@ WRITTEN_FOR = {
     "Embeddings.forward": "ec6f30094ad5aff7",
     "Layer.__init__": "180795a838e8ecad",
     "Layer.forward": "b01e4bcf588d6ffd",
-    "Bert.__init__": "f2219247639fc1b0",
+    "EncoderModel.__init__": "69a40fae615e8d3c",
+    "EncoderModel.encode": "fcb3cc3682d2bf97",
+    "EncoderModel.forward": "bc87ef7d613e4ede",
+    "EncoderModel.sentences": "0cd1c4019720c623",
+    "Bert.__init__": "2ae65bcfedc15214",
     "Bert.encode": "e3c1edb3419fa605",
-    "Bert.forward": "7a3eb5824e22627a",
     "MaskedWordHead.__init__": "680618bf32dcc2bc",
     "MaskedWordHead.forward": "fbe895aac92a9a6c",
     "SentenceHead.__init__": "5b60ba410faedd35",
@@ -55,7 +59,8 @@ WRITTEN_FOR = {
     "PoolingHead.forward": "9b0690604b9d8ee0",
     "dropout": "f1cea0e8262eebe6",
     "answer_head": "bb3d45f906866035",
-    "attend_grouped": "ebf4f37d5d5265fc",
+    "attend_grouped": "336088f95650b080",
+    "_attend": "fa92e13139b527aa",
     "pretraining_sums": "475a98e17d04e252",
     "answer_sums": "10ecb097c153c278",
     "by_sequence": "8adcc9a3363549d0",
@@ -67,7 +72,7 @@ WRITTEN_FOR = {
 NOT_SYNTAX = {"annotation", "returns", "type_comment", "type_params", "kind", "ctx"}
 
 
-def why_not_implemented(model: Bert) -> str:
+def why_not_implemented(model: EncoderModel) -> str:
     """The first difference between `model` and the one that the fused path implements; empty if there is none."""
     current = fingerprints()
     for name in sorted(current.keys() | WRITTEN_FOR.keys()):

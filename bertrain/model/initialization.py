@@ -19,6 +19,8 @@ from torch.overrides import TorchFunctionMode
 from bertrain.base.seeds import derive
 from bertrain.config.settings import ModelSettings
 from bertrain.model.bert import Bert, Layer
+from bertrain.model.encoder import EncoderModel
+from bertrain.model.families import new_model
 
 CUT = 2.0  # the normal distribution is truncated at this many deviations
 # In units of initializer_range. The heads read the waves after LayerNorm; below about 1.5, attention is too blurred to
@@ -38,13 +40,13 @@ class _WithoutInit(TorchFunctionMode):
         return (*args, kwargs.get("tensor"))[0] if is_init else func(*args, **kwargs)
 
 
-def uninitialized(settings: ModelSettings, device: torch.device | str = "meta") -> Bert:
+def uninitialized(settings: ModelSettings, device: torch.device | str = "meta") -> EncoderModel:
     """A model whose weights are not set; by default only their names and shapes, without memory."""
     with torch.device(device), _WithoutInit():
-        return Bert(settings)
+        return new_model(settings)
 
 
-def initialize(model: Bert, seed: int, names: Collection[str] | None = None) -> None:
+def initialize(model: EncoderModel, seed: int, names: Collection[str] | None = None) -> None:
     """Set initial weights; each tensor has its own generator, seeded by its name.
 
     With `names`, sets only these tensors, since the others are loaded afterwards and a large model takes seconds to
@@ -55,9 +57,9 @@ def initialize(model: Bert, seed: int, names: Collection[str] | None = None) -> 
     | LayerNorm weight          | 1                                                             |
     | every bias                | 0                                                             |
     | padding of the vocabulary | 0                                                             |
+    | modern: matrices that end a branch, and the heads': see `deviation_of`                    |
     | with `initial_heads = "neighbours"`: positions and the first layer's queries and keys, see above |
     """
-    deviation = model.settings.initializer_range
     with torch.no_grad():
         for name, parameter in model.named_parameters():
             if names is not None and name not in names:
@@ -68,10 +70,20 @@ def initialize(model: Bert, seed: int, names: Collection[str] | None = None) -> 
                 parameter.zero_()
             else:
                 generator = torch.Generator().manual_seed(derive(seed, "weights", name))
-                parameter.copy_(draw_normal(parameter.shape, deviation, generator))
+                parameter.copy_(draw_normal(parameter.shape, deviation_of(name, model.settings), generator))
         model.embeddings.words.weight[model.settings.vocab_size :].zero_()
         if model.settings.initial_heads == "neighbours":
+            assert isinstance(model, Bert)
             _look_at_neighbours(model)
+
+
+def deviation_of(name: str, settings: ModelSettings) -> float:
+    """The deviation of a matrix. ModernBERT's residual is a sum over layers: what adds to it starts small."""
+    if settings.family == "modern" and name.endswith("answer.classify.weight"):
+        return settings.hidden_size**-0.5
+    if settings.family == "modern" and name.endswith(("attention_out.weight", "contract.weight", "transform.weight")):
+        return settings.initializer_range / math.sqrt(2 * settings.num_layers)
+    return settings.initializer_range
 
 
 def draw_normal(shape: torch.Size, deviation: float, generator: torch.Generator) -> Tensor:

@@ -158,10 +158,14 @@ def orthogonalize(matrices: Tensor, dtype: torch.dtype) -> Tensor:
     return x
 
 
-def operations(layers: int, width: int, inner: int) -> float:
-    """Floating-point operations of the products of one update, of an encoder of these sizes."""
+def operations(layers: int, width: int, inner: int, expanded: int) -> float:
+    """Floating-point operations of the products of one update, of an encoder of these sizes.
+
+    `expanded`: outputs of the first feed-forward product, twice `inner` with a gate.
+    """
     per_iteration = 0
-    for count, short, long in ((4, width, width), (2, min(width, inner), max(width, inner))):
+    for count, other in ((4, width), (1, expanded), (1, inner)):
+        short, long = min(width, other), max(width, other)
         per_iteration += count * 2 * short**2 * (2 * long + short)
     return float(layers * ITERATIONS * per_iteration)
 

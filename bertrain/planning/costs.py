@@ -13,7 +13,7 @@ from typing import Protocol
 import numpy as np
 import numpy.typing as npt
 
-from bertrain.config.model_size import count_parameters
+from bertrain.config.model_size import attended_pairs, count_parameters
 from bertrain.config.settings import Settings
 from bertrain.optim import muon
 from bertrain.optim.registry import OPTIMIZERS
@@ -70,21 +70,23 @@ def required_costs(settings: Settings, size: WorkSize, *, is_fused: bool) -> dic
     heads += elementwise(size.predictions * vocabulary, 2, wide) + elementwise(size.predictions * width, 10, wide)
     if model.nsp:
         heads += linear(size.sequences, width, width, wide)
-    attention = np.array([12.0 * size.pairs * width, 0.0])
+    attention = np.array([12.0 * attended_pairs(model, tokens, size.pairs) * width, 0.0])
+    gated = inner if model.family == "bert" else 2 * inner  # outputs of the first feed-forward product
     parameters, _ = count_parameters(model)
     buffers = len(OPTIMIZERS[settings.optimizer.name].BUFFERS)
     update = 4 + 4 + 8 + 8 * buffers + (2 if is_fused else 0)  # norm; gradient; values and buffers, both ways; copy
-    products = muon.operations(model.num_layers, width, inner) if settings.optimizer.name == "muon" else 0.0
+    products = muon.operations(model.num_layers, width, inner, gated) if settings.optimizer.name == "muon" else 0.0
     return {
         # Read and write a row; read two gradients and the row, write one.
         EMBEDDINGS: elementwise(tokens * width, 6, widths),
         QKV: linear(tokens, width, 3 * width, widths) * model.num_layers,
         # q, k, v and the output; then these with the output's gradient, and the gradients of q, k and v.
-        ATTENTION: (attention + elementwise(tokens * width, 12, widths)) * model.num_layers,
+        ATTENTION: attention + elementwise(tokens * width, 12, widths) * model.num_layers,
         ATTENTION_OUT: over_layers(width, width),
-        FEED_FORWARD: over_layers(width, inner) + over_layers(inner, width),
+        FEED_FORWARD: over_layers(width, gated) + over_layers(inner, width),
         NORM: elementwise(all_rows * width, 2 * 9, widths),  # 2 in, 1 out; 4 in, 2 out; twice
-        GELU: elementwise(all_rows * inner, 5, widths),
+        # Its input and output; these with the output's gradient, and the input's. A gate is input and gradient too.
+        GELU: elementwise(all_rows * inner, 5 if gated == inner else 8, widths),
         HEADS: heads,
         OPTIMIZER: np.array([products, parameters * update]),
     }

@@ -16,6 +16,7 @@ from bertrain.config.model_size import count_parameters
 from bertrain.config.settings import Settings
 from bertrain.data.feed.batching import capacity_for
 from bertrain.data.formats.source import DataSource
+from bertrain.model.attention import BLOCK_WINDOWS
 from bertrain.optim.lamb import AdamW
 from bertrain.optim.registry import OPTIMIZERS
 
@@ -101,25 +102,45 @@ def estimate(settings: Settings, size: BinSize, *, ranks: int, engine: EngineNam
 
 def _plain_bin(settings: Settings, size: BinSize, on_gpu: bool) -> dict[str, int]:
     """What autograd keeps of a forward pass, and what the backward pass needs beside it at its worst."""
-    model, tokens = settings.model, size.tokens
-    width, inner, vocab = model.hidden_size, model.intermediate_size, model.padded_vocab_size
+    model, tokens, what = settings.model, size.tokens, settings.train.activation_checkpointing
+    width, vocab = model.hidden_size, model.padded_vocab_size
     narrow = settings.train.precision in ("bf16", "fp16")
     one = 2 if narrow else 4  # bytes of a product's operand
-    attention = model.num_heads * size.attended
-    # Inputs of the four products, queries, keys and values, GELU's input; two sums for LayerNorm; two masks.
-    everything = one * (6 * width + 2 * inner) + 8 * width + 2 * width
-    # Probabilities, what dropout leaves of them, its mask; a GPU computes the first in 32 bits and casts the second.
-    everything += int(attention * (4 + one + 1 if on_gpu else 2 * one + 1))
-    products = 4 * width + one * (5 * width + inner)
-    kept = {"none": everything, "selective": products, "full": 4 * width}[settings.train.activation_checkpointing]
-    again = everything - kept
+    layers = [_plain_layer(settings, size.attended, window, on_gpu) for window in model.windows]
+    everything, products = zip(*layers, strict=True)
+    kept = {"none": sum(everything), "selective": sum(products), "full": 4 * width * model.num_layers}[what]
+    again = 0 if what == "none" else max(everything) - kept // model.num_layers
+    # Gradients in the feed-forward network. Its activations with a gate are many, and gone when attention's turn comes.
+    gradients, gone = (1, 0) if model.family == "bert" else (2, 4)
+    inner = one * model.intermediate_size
+    attention = int(2 * one * model.num_heads * size.attended) - gone * inner
     scores = size.predictions * vocab
     casts = 2 * count_parameters(model)[0] if narrow else 0
-    return {"activations of a bin": tokens * (model.num_layers * kept + 9 * width) + casts} | _larger(
-        backward=tokens * (again + max(one * inner + 8 * width, int(2 * one * attention))) + one * scores,
+    return {"activations of a bin": tokens * (kept + 9 * width) + casts} | _larger(
+        backward=tokens * (again + max(gradients * inner + 8 * width, attention)) + one * scores,
         # Scores, their logarithms, and the gradients of both; after them that of the words.
         scores=scores * (one + 12) + 4 * vocab * width,
     )
+
+
+def _plain_layer(settings: Settings, attended: float, window: int | None, on_gpu: bool) -> tuple[int, int]:
+    """Bytes per token that a layer keeps for its backward pass: of everything, and of its products alone."""
+    model = settings.model
+    width, inner = model.hidden_size, model.intermediate_size
+    one = 2 if settings.train.precision in ("bf16", "fp16") else 4
+    # Probabilities, what dropout leaves of them, its mask; a GPU computes the first in 32 bits and casts the second.
+    drops = model.family == "bert" or model.attention_dropout > 0
+    probability = (4 if on_gpu else one) + (one + 1 if drops else 0)
+    if model.family == "bert":
+        # Inputs of the four products, queries, keys and values, GELU's input; two sums for LayerNorm; two masks.
+        everything = one * (6 * width + 2 * inner) + 8 * width + 2 * width
+        return everything + int(model.num_heads * attended * probability), 4 * width + one * (5 * width + inner)
+    # The same, with GELU's output and its gate. A window's keys and values lie there twice.
+    everything = one * (6 * width + 4 * inner) + 8 * width
+    if window is not None and attended > (2 + BLOCK_WINDOWS) * window:
+        attended = (2 + BLOCK_WINDOWS) * window
+        everything += one * 5 * width
+    return everything + int(model.num_heads * attended * probability), 4 * width + one * (5 * width + 2 * inner)
 
 
 def _compiled_bin(settings: Settings, size: BinSize) -> dict[str, int]:
@@ -128,6 +149,7 @@ def _compiled_bin(settings: Settings, size: BinSize) -> dict[str, int]:
     width, inner, vocab = model.hidden_size, model.intermediate_size, model.padded_vocab_size
     narrow = settings.train.precision in ("bf16", "fp16")
     one = 2 if narrow else 4
+    inner *= 1 if model.family == "bert" else 2  # with a gate
     everything = one * (8 * width + 2 * inner) + 6 * width + 4 * model.num_heads
     kept = everything if settings.train.activation_checkpointing == "none" else 4 * width
     casts = 2 * count_parameters(model)[0] if narrow else 0

@@ -23,7 +23,7 @@ from typing import Literal
 import numpy as np
 import numpy.typing as npt
 
-from bertrain.config.model_size import count_parameters
+from bertrain.config.model_size import attended_pairs, count_parameters
 from bertrain.config.settings import Settings
 from bertrain.planning.collectives import Group, all_reduce, finish_exchange, gather
 from bertrain.planning.costs import (
@@ -148,7 +148,7 @@ class StepTime:
 
 
 def has_kernels(settings: Settings) -> bool:
-    return settings.train.precision in ("bf16", "fp8")
+    return settings.train.precision in ("bf16", "fp8") and settings.model.family == "bert"
 
 
 def _seconds_of(settings: Settings, size: _Size, gpu: Gpu, design: Design) -> Floats:
@@ -176,13 +176,17 @@ def _seconds_of(settings: Settings, size: _Size, gpu: Gpu, design: Design) -> Fl
 
 def compute_seconds(settings: Settings, load: Load, gpu: Gpu, design: Design) -> Floats:
     """Seconds of each rank's bins, one row for each rank: products, attention, memory-bound kernels, launches."""
+    model = settings.model
+    # Time is linear in the pairs that attend to each other, so those outside of windows are taken out first.
+    pairs = attended_pairs(model, load.tokens, load.pairs) / model.num_layers
+    settings = replace(settings, model=replace(model, global_every=1))
     empty = _seconds_of(settings, _Size(), gpu, design)
 
     def each(size: _Size) -> Floats:
         return _seconds_of(settings, size, gpu, design) - empty
 
     units = [each(_Size(**{name: 1e6})) / 1e6 for name in ("tokens", "pairs", "predictions", "sequences")]
-    sizes = (load.tokens, load.pairs, load.predictions, load.sequences)
+    sizes = (load.tokens, pairs, load.predictions, load.sequences)
     found = np.outer(load.bins, empty) + sum(np.outer(size, unit) for size, unit in zip(sizes, units, strict=True))
     return np.asarray(gpu.slowdown * design.slowdown * found)
 

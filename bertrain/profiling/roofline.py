@@ -102,6 +102,7 @@ def _part_of_product(operator: str, sizes: tuple[tuple[int, ...], ...], model: M
     for part, matrix in (
         (QKV, (width, 3 * width)),
         (FEED_FORWARD, (width, model.intermediate_size)),
+        (FEED_FORWARD, (width, 2 * model.intermediate_size)),  # with a gate
         (HEADS, (width, model.padded_vocab_size)),
         (ATTENTION_OUT, (width, width)),
     ):

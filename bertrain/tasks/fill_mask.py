@@ -17,7 +17,7 @@ from bertrain.data.formats.block import Block, Masks, flat_ranges
 from bertrain.data.text.tokenizer import Tokenizer, tokenizer_of
 from bertrain.data.text.vocabulary import Vocabulary
 from bertrain.model.batch import IGNORED
-from bertrain.model.bert import Bert
+from bertrain.model.encoder import EncoderModel
 from bertrain.tasks.data import TaskData
 from bertrain.weights.source import build_model, read_weights
 
@@ -43,7 +43,7 @@ def fill_mask(source: str | Path, sentences: str | list[str], *, top: int = 5) -
 class MaskFiller:
     """A model with an MLM head, on the CPU in fp32."""
 
-    model: Bert
+    model: EncoderModel
     vocabulary: Vocabulary
     tokenizer: Tokenizer
 

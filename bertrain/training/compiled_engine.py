@@ -1,4 +1,4 @@
-"""The compiled engine: `model/bert.py` through torch.compile, with PyTorch's own variable-length attention.
+"""The compiled engine: the model through torch.compile, with PyTorch's own variable-length attention.
 
 It needs no kernel of ours, so it serves what those do not: fp16, tf32 and fp32, other head sizes, other GPUs. A bin has
 one of few fixed shapes, and each is compiled once. What does not compile runs as the plain engine does, with a warning.
@@ -10,7 +10,6 @@ bin on the host.
 from __future__ import annotations
 
 import shutil
-from collections.abc import Callable
 from dataclasses import fields
 from typing import Any, Literal
 
@@ -22,7 +21,7 @@ from bertrain.base.logs import note
 from bertrain.config.settings import Settings
 from bertrain.model.attention import RaggedPlan, VarlenPlan
 from bertrain.model.batch import Batch
-from bertrain.model.bert import Bert
+from bertrain.model.encoder import EncoderModel
 from bertrain.training.plain_engine import PlainEngine
 from bertrain.training.precision import SIXTEEN_BITS
 
@@ -51,18 +50,16 @@ def attention_kernel(settings: Settings, device: torch.device) -> Literal["flash
     head_size = settings.model.head_size
     if not is_nvidia(device) or head_size % 8 or head_size > MAX_FLASH_HEAD:
         return "grouped"
-    has_flash = torch.cuda.get_device_capability(device) >= (8, 0)
-    return "flash" if has_flash and settings.train.precision in SIXTEEN_BITS else "efficient"
+    if torch.cuda.get_device_capability(device) >= (8, 0) and settings.train.precision in SIXTEEN_BITS:
+        return "flash"
+    return "efficient" if not any(settings.model.windows) else "grouped"
 
 
-def use_varlen_attention(model: Bert, settings: Settings, device: torch.device) -> None:
+def use_varlen_attention(model: EncoderModel, settings: Settings, device: torch.device) -> None:
     """Let `model` compute attention over `cu_seqlens`, where PyTorch can."""
     kernel = attention_kernel(settings, device)
     if kernel != "grouped":
         model.plan_attention = lambda batch: VarlenPlan(batch.cu_seqlens, batch.max_seqlen, kernel)
-
-
-Attend = Callable[[Tensor, float], Tensor]
 
 
 class OutsideGraph:
@@ -72,7 +69,11 @@ class OutsideGraph:
 
     def __init__(self) -> None:
         # torch.compiler takes a second to import, so not for the other engines.
-        self.attend: Attend = torch.compiler.disable(lambda qkv, dropout_rate: self.plan.attend(qkv, dropout_rate))
+        self._attend: Any = torch.compiler.disable(lambda *arguments: self.plan.attend(*arguments))
+
+    def attend(self, qkv: Tensor, dropout_rate: float, window: int | None = None) -> Tensor:
+        attended: Tensor = self._attend(qkv, dropout_rate, window)
+        return attended
 
 
 class CompiledEngine(PlainEngine):
@@ -80,7 +81,7 @@ class CompiledEngine(PlainEngine):
 
     needs_few_shapes = True
 
-    def __init__(self, model: Bert, *others: Any) -> None:
+    def __init__(self, model: EncoderModel, *others: Any) -> None:
         super().__init__(model, *others)
         device = self.sums.device
         use_varlen_attention(model, self._settings, device)

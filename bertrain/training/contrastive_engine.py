@@ -20,7 +20,7 @@ from torch import Tensor
 from bertrain.config.settings import Settings
 from bertrain.data.feed.loader import Step
 from bertrain.model.batch import Batch
-from bertrain.model.bert import Outputs
+from bertrain.model.encoder import Outputs
 from bertrain.model.similarity import ranking_loss, scored_loss
 from bertrain.model.sums import Sums, packed_sums
 from bertrain.ranks.parallel import Ranks

@@ -22,7 +22,7 @@ from bertrain.data.feed.loader import Step
 from bertrain.kernels import backend, cpu_library, self_test
 from bertrain.model.arena import Arena
 from bertrain.model.batch import Batch
-from bertrain.model.bert import Bert, Outputs, split_parts
+from bertrain.model.encoder import EncoderModel, Outputs, split_parts
 from bertrain.model.fused import FusedBert
 from bertrain.model.fused_check import why_not_implemented
 from bertrain.model.initialization import uninitialized
@@ -78,7 +78,7 @@ class Engine(Protocol):
         """Apply the gradient, if it is finite; returns a packed `Verdict`."""
 
 
-def predictor(model: Bert, settings: Settings, device: torch.device) -> Predictor:
+def predictor(model: EncoderModel, settings: Settings, device: torch.device) -> Predictor:
     """Outputs of a model that is not trained, on the engine that `choose` selects."""
     name, _ = choose(settings, device, model)
     if name == "fused":
@@ -92,6 +92,8 @@ def predictor(model: Bert, settings: Settings, device: torch.device) -> Predicto
 def why_unfit(settings: Settings, device: torch.device) -> str:
     """The setting that the kernels cannot compute; empty if they can compute all."""
     head_size, precision = settings.model.head_size, settings.train.precision
+    if settings.model.family != "bert":
+        return f"model.family {settings.model.family} has no kernels yet"
     if device.type == "cpu" and settings.model.intermediate_size % 16:
         return f"model.intermediate_size {settings.model.intermediate_size} is not a multiple of 16"
     if device.type == "cuda" and settings.batch.token_budget > MOST_TOKENS:
@@ -110,7 +112,7 @@ def why_unfit(settings: Settings, device: torch.device) -> str:
     return ""
 
 
-def choose(settings: Settings, device: torch.device, model: Bert | None = None) -> tuple[EngineName, str]:
+def choose(settings: Settings, device: torch.device, model: EncoderModel | None = None) -> tuple[EngineName, str]:
     """The engine that computes `model` (by default, a new one of these settings), and the reason."""
     precision, asked = settings.train.precision, settings.train.kernels
     check_precision(settings.train, device)
@@ -173,7 +175,7 @@ def kernel_sizes(settings: Settings) -> self_test.Sizes:
 
 
 def build(
-    model: Bert, arena: Arena, optimizer: Optimizer, exchange: Exchange, ranks: Ranks, settings: Settings
+    model: EncoderModel, arena: Arena, optimizer: Optimizer, exchange: Exchange, ranks: Ranks, settings: Settings
 ) -> PlainEngine | FusedEngine | ContrastiveEngine:
     """Build the engine that `choose` selects; warns if the kernels do not compute this model, or fail on this GPU."""
     device = arena.values.device

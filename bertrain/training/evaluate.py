@@ -19,7 +19,8 @@ from bertrain.config.settings import ModelSettings, Settings
 from bertrain.data.feed.loader import Loader
 from bertrain.data.formats.source import open_data
 from bertrain.model.batch import Batch
-from bertrain.model.bert import Bert, Outputs
+from bertrain.model.encoder import Outputs
+from bertrain.model.families import new_model
 from bertrain.model.heads import pretraining_sums
 from bertrain.model.sums import packed_sums
 from bertrain.ranks import parallel
@@ -89,7 +90,7 @@ def load_predictor(run: Run, settings: Settings, which: str) -> Iterator[tuple[P
         warn(warning)
     set_precision(settings.train)
     with parallel.join(settings.train) as ranks:
-        model = Bert(settings.model).to(ranks.device)
+        model = new_model(settings.model).to(ranks.device)
         model.load_state_dict(checkpoint.read_weights(chosen))
         yield predictor(model, settings, ranks.device), ranks, checkpoint.step_of(chosen)
 

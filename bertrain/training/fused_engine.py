@@ -16,7 +16,7 @@ from bertrain.kernels.arguments import LambBuffers, LambConstants, LambScalars
 from bertrain.kernels.lamb import LambTable, Part, lamb_step
 from bertrain.model.arena import Arena
 from bertrain.model.batch import Batch
-from bertrain.model.bert import Bert, Outputs
+from bertrain.model.encoder import EncoderModel, Outputs
 from bertrain.model.fused import FusedBert
 from bertrain.model.sums import packed_sums
 from bertrain.optim.clipping import is_finite
@@ -57,7 +57,13 @@ class FusedEngine:
     """
 
     def __init__(
-        self, model: Bert, arena: Arena, optimizer: Optimizer, exchange: Exchange, ranks: Ranks, settings: Settings
+        self,
+        model: EncoderModel,
+        arena: Arena,
+        optimizer: Optimizer,
+        exchange: Exchange,
+        ranks: Ranks,
+        settings: Settings,
     ) -> None:
         train = settings.train
         self._model = FusedBert(model, arena, fp8=train.precision == "fp8", recompute=train.activation_checkpointing)

@@ -1,4 +1,4 @@
-"""The plain engine: `model/bert.py` under autograd, in float32 or under autocast, on any device."""
+"""The plain engine: the model under autograd, in float32 or under autocast, on any device."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from bertrain.config.settings import Settings, TrainSettings
 from bertrain.data.feed.loader import Step
 from bertrain.model.arena import Arena
 from bertrain.model.batch import Batch
-from bertrain.model.bert import Bert, Outputs
+from bertrain.model.encoder import EncoderModel, Outputs
 from bertrain.model.heads import answer_sums, pretraining_sums
 from bertrain.model.sums import Sums, packed_sums
 from bertrain.optim.clipping import is_finite
@@ -28,7 +28,13 @@ class PlainEngine:
     needs_few_shapes = False
 
     def __init__(
-        self, model: Bert, arena: Arena, optimizer: Optimizer, exchange: Exchange, ranks: Ranks, settings: Settings
+        self,
+        model: EncoderModel,
+        arena: Arena,
+        optimizer: Optimizer,
+        exchange: Exchange,
+        ranks: Ranks,
+        settings: Settings,
     ) -> None:
         self._model, self._arena, self._optimizer, self._settings = model, arena, optimizer, settings
         self._exchange, self._ranks = exchange, ranks
@@ -113,7 +119,7 @@ def sums_of(outputs: Outputs, batch: Batch, head: str) -> Sums:
 
 
 @torch.no_grad()
-def plain_outputs(model: Bert, batch: Batch, settings: TrainSettings) -> Outputs:
+def plain_outputs(model: EncoderModel, batch: Batch, settings: TrainSettings) -> Outputs:
     was_training = model.training
     with autocast(settings, batch.input_ids.device):
         outputs = model.eval()(batch)

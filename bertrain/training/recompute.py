@@ -13,12 +13,12 @@ from typing import Any, Literal
 import torch
 from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selective_checkpoint_contexts
 
-from bertrain.model.bert import Bert
+from bertrain.model.encoder import EncoderModel
 
 DENSE_PRODUCTS = (torch.ops.aten.addmm.default, torch.ops.aten.mm.default)
 
 
-def recompute_layers(model: Bert, what: Literal["none", "selective", "full"]) -> None:
+def recompute_layers(model: EncoderModel, what: Literal["none", "selective", "full"]) -> None:
     """Make each encoder layer save only its input (`full`), or its input and its dense products (`selective`)."""
     if what != "none":
         for layer in model.layers:

@@ -14,7 +14,7 @@ from pathlib import Path
 
 from bertrain.base.errors import UserError
 from bertrain.base.machine import is_first_rank
-from bertrain.config.resolve import override
+from bertrain.config.resolve import in_family, override
 from bertrain.config.settings import Settings
 from bertrain.data.feed.batching import check_groups
 from bertrain.data.feed.loader import check_data, check_shares, training_examples
@@ -190,9 +190,14 @@ def _open(
 def fit_to_weights(settings: Settings, begun: Run | None, weights: InitWeights | None) -> tuple[Settings, list[str]]:
     """Settings of pre-training with the model's shape taken from `--init`, and notes; refuses another by the user."""
     known = weights.source.settings if weights else begun.settings.model if begun and begun.init else None
-    given, model = settings.given, settings.model
+    given = settings.given
     if known is None or given is None or "model.config" in given:
         return settings, []
+    if "model.family" in given and known.family != settings.model.family:
+        asked = f"model.family is {settings.model.family}"
+        raise UserError("other-model", f"{asked}, but {known.family} in the weights of --init; leave it out")
+    of_recipe, settings = settings.model.family, in_family(settings, known.family)
+    model = settings.model
     keeps_positions = settings.train.init_positions == "extend" or "model.max_positions" in given
     kept = {"vocab_size", *(["max_positions"] if keeps_positions else [])}
     theirs = {name: getattr(known, name) for name in ARCHITECTURE if name not in kept}
@@ -201,8 +206,12 @@ def fit_to_weights(settings: Settings, begun: Run | None, weights: InitWeights |
         if f"model.{name}" in given:
             asked = f"model.{name} is {getattr(model, name)}"
             raise UserError("other-model", f"{asked}, but {value} in the weights of --init; leave it out")
-    shape = ", ".join(f"model.{name} {value:g}" for name, value in taken.items())
-    notes = [f"from the weights of --init: {shape}"] if taken else []
+    shape = [f"model.{name} {value:g}" for name, value in taken.items()]
+    if model.family != of_recipe:
+        shape.insert(
+            0, f"model.family {model.family} with its defaults, such as {settings.data.mask_probability:.0%} masked"
+        )
+    notes = [f"from the weights of --init: {', '.join(shape)}"] if shape else []
     rate, is_adam = settings.optimizer.learning_rate, settings.optimizer.name in ("adamw", "muon")
     if weights and is_adam and rate > MOST_TO_CONTINUE and "optimizer.learning_rate" not in given:
         notes.append(f"warning: the recipe's learning rate {rate:g} is for a new model; trained weights want --lr 5e-5")

@@ -11,7 +11,7 @@ from torch import Tensor
 from bertrain.config.settings import Settings
 from bertrain.data.feed.loader import Step
 from bertrain.model.arena import Arena
-from bertrain.model.bert import Bert, split_parts
+from bertrain.model.encoder import EncoderModel, split_parts
 from bertrain.model.initialization import initialize, uninitialized
 from bertrain.optim.optimizer import Optimizer
 from bertrain.optim.registry import build_optimizer
@@ -27,7 +27,7 @@ WEIGHTS = "weights"
 class TrainState:
     """One rank's state of a model in training."""
 
-    model: Bert
+    model: EncoderModel
     arena: Arena
     optimizer: Optimizer
     exchange: Exchange

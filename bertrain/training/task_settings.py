@@ -14,7 +14,7 @@ from typing import Any
 
 from bertrain.base.console import warn
 from bertrain.base.errors import UserError
-from bertrain.config.resolve import Overrides, as_pairs, named_in, resolve
+from bertrain.config.resolve import Overrides, as_pairs, in_family, named_in, resolve
 from bertrain.config.settings import EvaluateSettings, ModelSettings, Settings
 from bertrain.planning.memory_fit import BUDGET_STEP
 from bertrain.run.folder import Run
@@ -26,7 +26,7 @@ from bertrain.training.restore import InitWeights
 
 ARCHITECTURE = (
     "vocab_size", "hidden_size", "num_layers", "num_heads", "intermediate_size", "max_positions", "num_segments",
-    "layer_norm_eps",
+    "layer_norm_eps", "global_every", "local_window", "global_theta", "local_theta",
 )  # fmt: skip
 """Settings of a model that follow from its weights; dropout follows from the recipe."""
 DEVIATIONS = 4  # of a step's tokens above their mean that a bin still holds
@@ -91,7 +91,7 @@ def fit_to_task(
     if 0 < target <= 1 if task.head == "span" else target > 1:
         raise UserError("bad-target", f"evaluate.target_accuracy is {target:g}; metrics of {task.name} are {unit}")
     block = task.training().block
-    settings = replace(settings, model=_model_for(task, settings.model, begun, weights))
+    settings = replace(settings, model=_model_for(task, settings, begun, weights))
     notes: list[str] = []
     if isinstance(task, SimilarityTask):
         settings = replace(settings, task=replace(settings.task, loss=task.loss))
@@ -120,7 +120,8 @@ def usual_rate(model: ModelSettings) -> float:
     return float(f"{min(rate, 1e-3):.1g}")
 
 
-def _model_for(task: Task, asked: ModelSettings, begun: Run | None, weights: InitWeights | None) -> ModelSettings:
+def _model_for(task: Task, settings: Settings, begun: Run | None, weights: InitWeights | None) -> ModelSettings:
+    asked = settings.model
     if begun is not None:
         known, owner = begun.settings.model, f"the run {begun.folder}"
     else:
@@ -133,6 +134,7 @@ def _model_for(task: Task, asked: ModelSettings, begun: Run | None, weights: Ini
         wish, made = getattr(asked, name), getattr(known, name)
         if wish not in (made, getattr(usual, name)):
             raise UserError("other-model", f"model.{name} is {wish}, but {owner} has {made}; leave it out")
+    asked = in_family(settings, known.family).model
     model = replace(asked, **{name: getattr(known, name) for name in ARCHITECTURE})
     return replace(model, head=task.head, num_labels=max(2, len(task.labels)))
 

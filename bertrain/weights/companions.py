@@ -24,7 +24,7 @@ def find_model_settings(folder: Path, config: Path | None = None) -> ModelSettin
     fields = read_json(path)
     settings = model_from_bert_config(path)
     for key, expected in (("model_type", "bert"), ("position_embedding_type", "absolute")):
-        if fields.get(key, expected) != expected:
+        if settings.family == "bert" and fields.get(key, expected) != expected:
             raise UserError("not-bert", f"{path} has {key} {fields[key]!r}; BERT has {expected!r}")
     if fields.get("is_decoder") or fields.get("add_cross_attention"):
         raise UserError("not-bert", f"{path} describes a decoder (is_decoder or add_cross_attention), not BERT")
@@ -33,9 +33,10 @@ def find_model_settings(folder: Path, config: Path | None = None) -> ModelSettin
 
 def _head_settings(fields: dict[str, Any], path: Path) -> dict[str, Any]:
     """The settings of a fine-tuned head, by the architecture that the config names."""
-    architectures = fields.get("architectures")
-    if not isinstance(architectures, list):
+    named = fields.get("architectures")
+    if not isinstance(named, list):
         return {}
+    architectures = [str(name).removeprefix("Modern") for name in named]
     if "BertForQuestionAnswering" in architectures:
         return {"head": "span"}
     is_tagger = "BertForTokenClassification" in architectures

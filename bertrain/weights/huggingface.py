@@ -24,13 +24,21 @@ from torch import Tensor
 
 from bertrain.base.errors import UserError
 from bertrain.base.files import new_folder, refuse_occupied, save_tensors
+from bertrain.config import modernbert
 from bertrain.config.resolve import BERT_CONFIG_KEYS
 from bertrain.config.settings import ModelSettings
 from bertrain.data.text.tokenizer import build_pipeline
 from bertrain.data.text.vocabulary import SPECIAL_WORDS, Vocabulary
 from bertrain.weights import torch_files
 from bertrain.weights.companions import CONFIGS, TOKENIZER, VOCABULARY, find_labels, find_thresholds, read_json
-from bertrain.weights.names import BUFFERS, TORCH_AND_COPIES, find_parameter, huggingface_names, normalize_names
+from bertrain.weights.names import (
+    BUFFERS,
+    TORCH_AND_COPIES,
+    TRANSFORMERS,
+    find_parameter,
+    huggingface_names,
+    normalize_names,
+)
 from bertrain.weights.sentence_transformers import SentencePipeline, write_pipeline
 from bertrain.weights.tensors import (
     PADDED_BY_VOCABULARY,
@@ -46,7 +54,8 @@ from bertrain.weights.tensors import (
 MODEL, PICKLED = "model.safetensors", "pytorch_model.bin"
 INDEX = ".index.json"  # the suffix of the file that maps tensors to files, for a model in several files
 GLOBAL_STEP = "global_step"
-DECODER, WORDS = "cls.predictions.decoder.weight", "bert.embeddings.word_embeddings.weight"
+WORDS = "embeddings.words.weight"
+NVIDIA_DECODER, NVIDIA_WORDS = "cls.predictions.decoder.weight", "bert.embeddings.word_embeddings.weight"
 LOADERS = {
     "pretrain": "AutoModelForMaskedLM",
     "classify": "AutoModelForSequenceClassification",
@@ -167,7 +176,9 @@ def to_huggingface(weights: Weights, *, pad_vocab_to: int = 1, pad_bias: float =
     """Our tensors under Hugging Face's names, with the vocabulary padded to a multiple of `pad_vocab_to`."""
     rows = -(-weights.settings.vocab_size // pad_vocab_to) * pad_vocab_to
     out = {}
-    for theirs, place in huggingface_names(weights.settings.num_layers, head=weights.settings.head).items():
+    settings = weights.settings
+    names = huggingface_names(settings.num_layers, head=settings.head, family=settings.family)
+    for theirs, place in names.items():
         if place.parameter in weights.tensors:
             tensor = weights.tensors[place.parameter]
             if place.parameter in PADDED_BY_VOCABULARY:
@@ -182,7 +193,8 @@ def write_folder(out: Path, weights: Weights, *, pad_vocab_to: int = 1) -> None:
     refuse_occupied(out)
     # With such a bias, padding is never predicted.
     tensors = to_huggingface(weights, pad_vocab_to=pad_vocab_to, pad_bias=-10000.0)
-    settings = replace(weights.settings, vocab_size=len(tensors[WORDS]))
+    words = next(theirs for theirs, place in TRANSFORMERS[weights.settings.family].items() if place.parameter == WORDS)
+    settings = replace(weights.settings, vocab_size=len(tensors[words]))
     metadata = {"format": "pt"} | ({} if weights.global_step is None else {GLOBAL_STEP: str(weights.global_step)})
     with new_folder(out) as folder:
         save_tensors(tensors, folder / MODEL, metadata)
@@ -194,12 +206,22 @@ def write_folder(out: Path, weights: Weights, *, pad_vocab_to: int = 1) -> None:
 
 def write_companions(folder: Path, weights: Weights, settings: ModelSettings) -> None:
     """Write what Transformers and Optimum read beside the weights: config.json and the tokenizer."""
-    config = {"architectures": [_architecture(weights)], "model_type": "bert"} | bert_config(settings)
-    config |= _describe_head(weights)
+    model_type = "bert" if settings.family == "bert" else modernbert.MODEL_TYPE
+    config: dict[str, Any] = {"architectures": [_architecture(weights)], "model_type": model_type}
+    config |= model_config(settings) | _special_ids(weights) | _describe_head(weights)
     if weights.vocabulary is not None:
-        config["pad_token_id"] = weights.vocabulary.id_of("[PAD]")
         write_tokenizer(folder, weights.vocabulary, settings)
     (folder / CONFIGS[1]).write_text(json.dumps(config | {"tie_word_embeddings": True}, indent=2) + "\n")
+
+
+def _special_ids(weights: Weights) -> dict[str, int | None]:
+    """The fields of special tokens. ModernBERT has more, and defaults that are the ids of its own vocabulary."""
+    vocabulary, words = weights.vocabulary, {"pad": "[PAD]"}
+    if weights.settings.family == "modern":
+        words |= {"cls": "[CLS]", "bos": "[CLS]", "sep": "[SEP]", "eos": "[SEP]"}
+        if vocabulary is None:
+            return dict.fromkeys((f"{field}_token_id" for field in words), None)
+    return {} if vocabulary is None else {f"{field}_token_id": vocabulary.id_of(word) for field, word in words.items()}
 
 
 def write_nvidia(out: Path, weights: Weights, *, pad_vocab_to: int) -> None:
@@ -208,7 +230,7 @@ def write_nvidia(out: Path, weights: Weights, *, pad_vocab_to: int) -> None:
     step = weights.global_step
     name = "model.pt" if step is None else f"model.ckpt-{step}.pt"
     model = to_huggingface(weights, pad_vocab_to=pad_vocab_to)
-    model[DECODER] = model[WORDS]
+    model[NVIDIA_DECODER] = model[NVIDIA_WORDS]
     with new_folder(out) as folder:
         try:
             torch.save({"model": model} | ({} if step is None else {GLOBAL_STEP: step}), folder / name)
@@ -221,14 +243,13 @@ def write_nvidia(out: Path, weights: Weights, *, pad_vocab_to: int) -> None:
 
 
 def _architecture(weights: Weights) -> str:
-    missing = weights.missing
-    if weights.settings.head == "embed":
-        return "BertModel"
-    if weights.settings.head != "pretrain":
-        return LOADERS[weights.settings.head].replace("AutoModel", "Bert")
-    if any(name.startswith("masked_words.") for name in missing):
-        return "BertModel"
-    return "BertForMaskedLM" if missing else "BertForPreTraining"
+    missing, is_modern = weights.missing, weights.settings.family == "modern"
+    prefix = "ModernBert" if is_modern else "Bert"
+    if weights.settings.head not in ("embed", "pretrain"):
+        return LOADERS[weights.settings.head].replace("AutoModel", prefix)
+    if weights.settings.head == "embed" or any(name.startswith("masked_words.") for name in missing):
+        return f"{prefix}Model"
+    return f"{prefix}ForMaskedLM" if missing or is_modern else "BertForPreTraining"
 
 
 def _describe_head(weights: Weights) -> dict[str, Any]:
@@ -248,6 +269,11 @@ def _describe_head(weights: Weights) -> dict[str, Any]:
     return described | ({"thresholds": weights.thresholds} if weights.thresholds else {})
 
 
+def model_config(settings: ModelSettings) -> dict[str, Any]:
+    """The fields of a config.json about the encoder."""
+    return bert_config(settings) if settings.family == "bert" else modernbert.write_config(settings)
+
+
 def bert_config(settings: ModelSettings) -> dict[str, Any]:
     return {"hidden_act": "gelu"} | {theirs: getattr(settings, ours) for theirs, ours in BERT_CONFIG_KEYS.items()}
 
@@ -257,7 +283,8 @@ def write_tokenizer(folder: Path, vocabulary: Vocabulary, settings: ModelSetting
     build_pipeline(vocabulary, for_models=True).save(str(folder / "tokenizer.json"))
     # This class reads tokenizer.json; BertTokenizer would build its own, with another longest word.
     config: dict[str, Any] = {"tokenizer_class": "PreTrainedTokenizerFast", "do_lower_case": vocabulary.lower_case}
-    config["model_input_names"] = ["input_ids", "token_type_ids", "attention_mask"]
+    has_segments = settings.family == "bert"
+    config["model_input_names"] = ["input_ids", *["token_type_ids"] * has_segments, "attention_mask"]
     config["model_max_length"] = settings.max_positions
     config |= zip(("pad_token", "unk_token", "cls_token", "sep_token", "mask_token"), SPECIAL_WORDS, strict=True)
     (folder / TOKENIZER).write_text(json.dumps(config, indent=2) + "\n")

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from bertrain.base.errors import UserError
-from bertrain.weights.huggingface import bert_config
+from bertrain.weights.huggingface import model_config
 from bertrain.weights.names import adapt_to_head
 from bertrain.weights.source import open_source, read_weights
 from bertrain.weights.tensors import PADDED_BY_VOCABULARY, Kind, Weights, expected_shapes, is_padded
@@ -65,14 +65,15 @@ def show_weights(source: str | Path) -> Shown:
     missing = None
     if opened.settings is not None:
         thirds = Counter(place.parameter for place in placed if place.third >= 0)
-        found = {adapt_to_head(place, opened.settings.head).parameter for place in placed if place.third < 0}
+        head, family = opened.settings.head, opened.settings.family
+        found = {adapt_to_head(place, head, family).parameter for place in placed if place.third < 0}
         found |= {name for name, number in thirds.items() if number == 3}
         missing = tuple(name for name in expected_shapes(opened, opened.settings) if name not in found)
     return Shown(
         kind=opened.kind,
         origin=opened.origin,
         global_step=opened.global_step,
-        config=bert_config(opened.settings) if opened.settings else None,
+        config=model_config(opened.settings) if opened.settings else None,
         head=opened.settings.head if opened.settings else None,
         labels=opened.labels,
         words=len(opened.vocabulary.words) if opened.vocabulary else None,

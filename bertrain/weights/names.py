@@ -1,7 +1,8 @@
 """Map the tensor names of TensorFlow, Hugging Face and NVIDIA checkpoints to parameters of our model.
 
-All these names descend from google-research/bert: one table has our name and PyTorch's, and TensorFlow's follows by
-rule. `normalize_names` turns variants of PyTorch's names (older versions, fused layers, wrappers) into the usual ones.
+BERT's names descend from google-research/bert: one table has our name and PyTorch's, and TensorFlow's follows by rule.
+`normalize_names` turns variants of PyTorch's names (older versions, fused layers, wrappers) into the usual ones.
+ModernBERT's table has Transformers' names.
 """
 
 from __future__ import annotations
@@ -57,12 +58,36 @@ SINGLE = (
     ("answer.score.weight", "cls/squad/output_weights", "qa_outputs.weight"),
     ("answer.score.bias", "cls/squad/output_bias", "qa_outputs.bias"),
 )  # fmt: skip
+# ModernBERT: ours and Transformers' whole names. Biases it has none but these.
+MODERN = (
+    ("embeddings.words.weight", "model.embeddings.tok_embeddings.weight"),
+    ("embeddings.norm.weight", "model.embeddings.norm.weight"),
+    ("layers.{}.attention_norm.weight", "model.layers.{}.attn_norm.weight"),
+    ("layers.{}.qkv.weight", "model.layers.{}.attn.Wqkv.weight"),
+    ("layers.{}.attention_out.weight", "model.layers.{}.attn.Wo.weight"),
+    ("layers.{}.expand_norm.weight", "model.layers.{}.mlp_norm.weight"),
+    ("layers.{}.expand.weight", "model.layers.{}.mlp.Wi.weight"),
+    ("layers.{}.contract.weight", "model.layers.{}.mlp.Wo.weight"),
+    ("final_norm.weight", "model.final_norm.weight"),
+    ("masked_words.transform.weight", "head.dense.weight"),
+    ("masked_words.norm.weight", "head.norm.weight"),
+    ("masked_words.bias", "decoder.bias"),
+    ("answer.classify.weight", "classifier.weight"),
+    ("answer.classify.bias", "classifier.bias"),
+)
+MODERN_HEADS = ("head.", "decoder.", "classifier.")
 POOLER, TASK_POOLER = "next_sentence.pool.", "answer.pool."
 """The pooler, elsewhere part of the encoder, is here the first layer of the head that reads it."""
+SHARED_BY_HEADS = {
+    "bert": ((POOLER, TASK_POOLER),),
+    "modern": (("masked_words.transform.", "answer.transform."), ("masked_words.norm.", "answer.norm.")),
+}
+"""By family, the prefixes of what a head of pre-training and one for fine-tuning have in common."""
 # Second names, under which some programs store a tensor again. Equal copies are ignored.
 COPIES = (
     ("embeddings.words.weight", "cls.predictions.decoder.weight"),
     ("masked_words.bias", "cls.predictions.decoder.bias"),
+    ("embeddings.words.weight", "decoder.weight"),
     ("layers.{}.qkv.weight", "bert.encoder.layer.{}.attention.self.Wqkv"),
     ("layers.{}.qkv.bias", "bert.encoder.layer.{}.attention.self.Bqkv"),
 )
@@ -101,11 +126,13 @@ TORCH = {theirs: ParameterSlice(ours) for ours, _, theirs in SINGLE} | {
     f"{theirs}.{kind}": ours.with_suffix(kind) for kind in ("weight", "bias") for ours, theirs in DENSE + NORMS
 }
 TRANSPOSED_IN_TENSORFLOW = "/kernel"  # the suffix of matrices that TensorFlow stores transposed
-TORCH_AND_COPIES = TORCH | {theirs: ParameterSlice(ours) for ours, theirs in COPIES}
+TRANSFORMERS = {"bert": TORCH, "modern": {theirs: ParameterSlice(ours) for ours, theirs in MODERN}}
+"""Tables of Hugging Face's names, by family. A name in both means the same."""
+TORCH_AND_COPIES = TORCH | TRANSFORMERS["modern"] | {theirs: ParameterSlice(ours) for ours, theirs in COPIES}
 
 
 def find_parameter(table: dict[str, ParameterSlice], name: str) -> ParameterSlice | None:
-    layer = re.search(r"(?<=[._]layer[._])\d+", name.replace("/", "."))
+    layer = re.search(r"(?:(?<=[._]layer[._])|(?<=\.layers\.))\d+", name.replace("/", "."))
     if layer is None:
         return table.get(name)
     found = table.get(name[: layer.start()] + "{}" + name[layer.end() :])
@@ -122,28 +149,34 @@ def normalize_names(names: list[str]) -> dict[str, str]:
         for pattern, replacement in VARIANTS:
             usual = re.sub(pattern, replacement, usual)
         normalized[name] = usual
-    if not any(usual.startswith("bert.") for usual in normalized.values()):  # saved without heads
-        return {name: usual if usual.startswith("cls.") else f"bert.{usual}" for name, usual in normalized.items()}
+    is_modern = any("tok_embeddings" in usual for usual in normalized.values())
+    prefix, heads = ("model.", MODERN_HEADS) if is_modern else ("bert.", ("cls.",))
+    if not any(usual.startswith(prefix) for usual in normalized.values()):  # saved without heads
+        return {name: usual if usual.startswith(heads) else f"{prefix}{usual}" for name, usual in normalized.items()}
     return normalized
 
 
-def adapt_to_head(place: ParameterSlice, head: str) -> ParameterSlice:
-    """The parameter in a model with this head, to which the pooler belongs."""
-    if head != "pretrain" and place.parameter.startswith(POOLER):
-        return place._replace(parameter=other_pooler(place.parameter))
+def adapt_to_head(place: ParameterSlice, head: str, family: str) -> ParameterSlice:
+    """The parameter in a model with this head, to which the pooler belongs, or the transform of a modern one."""
+    pretraining = tuple(one for one, _ in SHARED_BY_HEADS[family])
+    if head != "pretrain" and place.parameter.startswith(pretraining):
+        return place._replace(parameter=in_other_head(place.parameter, family))
     return place
 
 
-def other_pooler(name: str) -> str:
-    """The name of a pooler's parameter in a model with the other kind of head; any other name unchanged."""
-    for one, other in ((POOLER, TASK_POOLER), (TASK_POOLER, POOLER)):
-        if name.startswith(one):
-            return other + name.removeprefix(one)
+def in_other_head(name: str, family: str) -> str:
+    """The name of a parameter that heads share in a model with the other kind of head; any other name unchanged."""
+    for pair in SHARED_BY_HEADS[family]:
+        for one, other in (pair, pair[::-1]):
+            if name.startswith(one):
+                return other + name.removeprefix(one)
     return name
 
 
-def unused_prefixes(*, nsp: bool = True, head: str = "pretrain") -> tuple[str, ...]:
+def unused_prefixes(*, nsp: bool = True, head: str = "pretrain", family: str = "bert") -> tuple[str, ...]:
     """The prefixes of parameters that a model with this head does not have."""
+    if family == "modern":
+        return {"pretrain": ("answer.",), "embed": ("masked_words.", "answer.")}.get(head, ("masked_words.",))
     match head:
         case "pretrain":
             return ("answer.",) if nsp else ("answer.", "next_sentence.")
@@ -157,12 +190,13 @@ def unused_prefixes(*, nsp: bool = True, head: str = "pretrain") -> tuple[str, .
             return ("masked_words.", "next_sentence.", "answer.score.")
 
 
-def huggingface_names(num_layers: int, *, head: str = "pretrain") -> dict[str, ParameterSlice]:
-    """The parameter of each tensor of Hugging Face's BertForPreTraining, or of its class for another `head`."""
+def huggingface_names(num_layers: int, *, head: str = "pretrain", family: str = "bert") -> dict[str, ParameterSlice]:
+    """The parameter of each tensor of Hugging Face's class for a family and head; of BERT, BertForPreTraining."""
     names = {}
-    for theirs, found in TORCH.items():
-        place = adapt_to_head(found, head)
-        if not place.parameter.startswith(unused_prefixes(head=head)):
-            for layer in range(num_layers) if "{}" in theirs else (0,):
+    for theirs, found in TRANSFORMERS[family].items():
+        place = adapt_to_head(found, head, family)
+        if not place.parameter.startswith(unused_prefixes(head=head, family=family)):
+            first = 1 if theirs.endswith("layers.{}.attn_norm.weight") else 0  # ModernBERT's first layer has none
+            for layer in range(first, num_layers) if "{}" in theirs else (0,):
                 names[theirs.format(layer)] = place._replace(parameter=place.parameter.format(layer))
     return names

@@ -21,6 +21,7 @@ from bertrain.data.feed.batching import Capacity, choose_policy
 from bertrain.data.formats.block import Block, Masks, flat_ranges
 from bertrain.model.batch import IGNORED, Batch
 from bertrain.model.bert import Bert
+from bertrain.model.heads import SentenceHead
 from bertrain.weights.onnx_graph import INPUTS
 from bertrain.weights.tensors import Weights
 
@@ -132,7 +133,7 @@ def our_outputs(model: Bert, batch: Batch, names: list[str]) -> dict[str, Tensor
         hidden = model.encode(batch)
         found: dict[str, Tensor | None] = {"last_hidden_state": hidden}
         if "pooler_output" in names:
-            assert model.next_sentence is not None
+            assert isinstance(model.next_sentence, SentenceHead)
             found["pooler_output"] = torch.tanh(model.next_sentence.pool(hidden[batch.cls_positions]))
     else:
         outputs = model(batch)

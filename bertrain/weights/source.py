@@ -12,14 +12,15 @@ from torch import Tensor
 from bertrain.base.console import warn
 from bertrain.base.errors import UserError
 from bertrain.base.formatting import counted
-from bertrain.model.bert import Bert
+from bertrain.model.encoder import EncoderModel
+from bertrain.model.families import new_model
 from bertrain.run import checkpoint
 from bertrain.run.folder import Run, advise_runs
 from bertrain.run.records import thresholds_at
 from bertrain.weights import huggingface, tensor_bundle
 from bertrain.weights.companions import CONFIGS, find_model_settings, find_vocabulary, read_json
 from bertrain.weights.hub import locate, suggest_hub
-from bertrain.weights.names import ParameterSlice, other_pooler
+from bertrain.weights.names import ParameterSlice, in_other_head
 from bertrain.weights.tensors import (
     PADDED_BY_VOCABULARY,
     POSITIONS,
@@ -140,10 +141,10 @@ def _thresholds_of(run: Run, chosen: Path) -> dict[str, float]:
     return thresholds_at(run.folder / "metrics.jsonl", checkpoint.step_of(chosen))
 
 
-def build_model(weights: Weights) -> Bert:
+def build_model(weights: Weights) -> EncoderModel:
     """Build the model with these weights, in evaluation mode; refuses incomplete weights."""
     refuse_incomplete(weights)
-    model = Bert(weights.settings)
+    model = new_model(weights.settings)
     model.load_state_dict({name: weights.tensors[name] for name in model.state_dict()})
     return model.eval()
 
@@ -172,16 +173,17 @@ def copy_weights(parameters: dict[str, Tensor], weights: Weights, *, extends_pos
 def match_parameters(parameters: Mapping[str, Tensor], weights: Weights) -> dict[str, str]:
     """The name in the weights of each parameter that they have.
 
-    The pooler of one kind of head serves the other. The last layer of a head for other classes is not used, nor is that
-    of words for texts, which have the same name and differ in the pooler before it.
+    The pooler (modern: the transform) of one kind of head serves the other. The last layer of a head for other classes
+    is not used, nor is BERT's of words for texts, which have the same name and differ in the pooler before it.
     """
     names = {}
     of_words = "answer.pool.weight" not in parameters
     for name, parameter in parameters.items():
-        theirs = name if name in weights.tensors else other_pooler(name)
+        theirs = name if name in weights.tensors else in_other_head(name, weights.settings.family)
         is_other_head = name.startswith(("answer.classify.", "answer.score.")) and theirs in weights.tensors
         if is_other_head:
             is_same_kind = name.startswith("answer.score.") or of_words == (weights.settings.head == "tag")
+            is_same_kind |= weights.settings.family == "modern"  # whose heads are all the same
             is_other_head = not is_same_kind or weights.tensors[theirs].shape != parameter.shape
         if theirs in weights.tensors and not is_other_head:
             names[name] = theirs

@@ -110,7 +110,7 @@ def load_tensors(source: OpenedWeights) -> Weights:
     wrong: list[str] = []
     padding = 0
     for stored in source.tensors:
-        place = stored.place and adapt_to_head(stored.place, source.settings.head)
+        place = stored.place and adapt_to_head(stored.place, source.settings.head, source.settings.family)
         if place is None or place.parameter not in shapes:
             (skipped if stored.is_skipped else left_over).append(stored.name)
             continue
@@ -135,7 +135,8 @@ def load_tensors(source: OpenedWeights) -> Weights:
             sizes = f"{words:,} words in its vocabulary, but {rows:,} in its config"
             raise UserError("vocabulary-mismatch", f"{source.origin} has {sizes}; one file belongs to other weights")
     tensors, strays = _join_thirds(placed, source.origin)
-    has_next_sentence = all(name in tensors for name in shapes if name.startswith("next_sentence."))
+    is_bert = source.settings.family == "bert"
+    has_next_sentence = is_bert and all(name in tensors for name in shapes if name.startswith("next_sentence."))
     return Weights(
         origin=source.origin,
         fingerprint=source.fingerprint(),

@@ -10,18 +10,24 @@ from hypothesis import strategies as st
 from bertrain.model.attention import attend_each, attend_grouped, plan_groups
 
 
-@settings(max_examples=40)
-@given(lengths=st.lists(st.integers(1, 100), min_size=1, max_size=12), seed=st.integers(0, 100))
-def test_grouped_equals_one_at_a_time(lengths: list[int], seed: int) -> None:
+@settings(max_examples=60)
+@given(
+    lengths=st.lists(st.integers(1, 100), min_size=1, max_size=12),
+    window=st.none() | st.integers(1, 40),
+    seed=st.integers(0, 100),
+)
+def test_grouped_equals_one_at_a_time(lengths: list[int], window: int | None, seed: int) -> None:
     torch.manual_seed(seed)
     qkv = torch.randn(sum(lengths), 3, 2, 8, dtype=torch.float64, requires_grad=True)
     weights = torch.randn(sum(lengths), 2, 8, dtype=torch.float64)
     plan = plan_groups(lengths, qkv.device)
-    grouped, each = attend_grouped(qkv, plan, 0.0), attend_each(qkv, lengths, 0.0)
+    grouped, each = attend_grouped(qkv, plan, 0.0, window), attend_each(qkv, lengths, 0.0, window)
     torch.testing.assert_close(grouped, each)
     (one,) = torch.autograd.grad((grouped * weights).sum(), qkv)
     (other,) = torch.autograd.grad((each * weights).sum(), qkv)
     torch.testing.assert_close(one, other)
+    with torch.no_grad():
+        torch.testing.assert_close(attend_grouped(qkv, plan, 0.0, window), each, msg="without gradients")
 
 
 @pytest.mark.parametrize("attend", ["each", "grouped"])
@@ -47,3 +53,9 @@ def test_nothing_grows_with_the_square_of_the_bin() -> None:
     plan = plan_groups(lengths, torch.device("cpu"))
     assert [(group.count, group.length, group.keys) for group in plan.groups] == [(4096, 8, None)]
     attend_grouped(torch.randn(sum(lengths), 3, 1, 4), plan, 0.0)
+
+
+def test_with_a_window_nothing_grows_with_the_square_of_a_sequence() -> None:
+    """One sequence of 65,536 tokens: its scores would be 16 GiB in fp32."""
+    plan = plan_groups([65536], torch.device("cpu"))
+    attend_grouped(torch.randn(65536, 3, 1, 4).requires_grad_(), plan, 0.0, 8).sum().backward()

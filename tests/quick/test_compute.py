@@ -18,6 +18,7 @@ from bertrain.model import attention, bert, fused_check
 from bertrain.model.attention import RaggedPlan
 from bertrain.model.bert import Bert
 from bertrain.model.fused_check import why_not_implemented
+from bertrain.model.initialization import uninitialized
 from bertrain.training import engine
 from tests import helpers
 
@@ -62,6 +63,14 @@ def test_fp8_is_refused_where_it_is_not_possible() -> None:
 def test_what_the_kernels_cannot_compute_is_known(overrides: dict[str, object], reason: str) -> None:
     settings = helpers.tiny_settings(**({"train__precision": "bf16"} | overrides))
     assert engine.why_unfit(settings, torch.device("cuda")) == reason
+
+
+def test_the_kernels_leave_another_family_to_pytorch() -> None:
+    settings = helpers.tiny_settings(model__family="modern", train__precision="bf16")
+    assert engine.why_unfit(settings, torch.device("cuda")) == "model.family modern has no kernels yet"
+    assert "Modern" in why_not_implemented(uninitialized(settings.model))
+    with helpers.refused("engine-not-possible", "fused"):
+        engine.choose(helpers.tiny_settings(model__family="modern", train__kernels="fused"), CPU)
 
 
 def test_kernels_for_cpus_want_whole_sixteens() -> None:

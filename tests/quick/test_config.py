@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from bertrain.config.recipe import GROUPS, Recipe, list_recipes, load_recipe, recipe_names
-from bertrain.config.resolve import RENAMED, differing, flatten_recipe, from_dict, parse_overrides, resolve
+from bertrain.config.resolve import RENAMED, differing, flatten_recipe, from_dict, in_family, parse_overrides, resolve
 from bertrain.config.settings import Settings
 from tests import helpers
 
@@ -50,6 +50,9 @@ def test_recipes_are_whole_and_say_how_to_run_them(recipe: Recipe) -> None:
     assert len(recipe.headline) <= 120
 
 
+NEW_SINCE = ("intel-squad", "finetune-tag", "modernbert-base")
+
+
 def test_recipes_resolve_as_before_they_built_on_each_other() -> None:
     defaults = Settings().to_dict()
     resolved = {
@@ -66,7 +69,7 @@ def test_recipes_resolve_as_before_they_built_on_each_other() -> None:
         expected[name] |= changed
     for name in ("finetune-glue", "finetune-squad"):  # since then the rate follows the width of the weights
         expected[name] |= {"optimizer.learning_rate": -1.0, "task.hold_out": 0.1}
-    new = {name for name in resolved if name.endswith(("-literal", "-open")) or name in ("intel-squad", "finetune-tag")}
+    new = {name for name in resolved if name.endswith(("-literal", "-open")) or name in NEW_SINCE}
     assert {name: resolved[name] for name in resolved.keys() - new} == expected
 
 
@@ -165,6 +168,8 @@ def test_bert_config_json_describes_the_model(tmp_path: Path) -> None:
         ("optimizer.learning_rate", "nan", "out-of-range", ["optimizer.learning_rate", "nan"]),
         ("model.num_heads", "3", "indivisible-heads", ["128", "3"]),
         ("data.max_seq_length", "600", "sequence-too-long", ["600", "512"]),
+        ("model.global_theta", "5000", "other-family", ["model.global_theta 5000", "modern", "bert"]),
+        ("model.local_window", "64", "other-family", ["model.local_window 64", "modern", "bert"]),
         ("batch.tokens", "4096", "step-size", ["batch.sequences", "batch.tokens", "both"]),
         ("batch.sequences", "0", "step-size", ["batch.sequences", "batch.tokens", "neither"]),
         ("batch.token_budget", "100", "bin-too-small", ["100", "128"]),
@@ -188,6 +193,33 @@ def test_settings_that_are_refused(key: str, value: str, code: str, named: list[
     with helpers.refused(code, *named) as caught:
         resolve("bert-tiny", [("data.max_seq_length", "128"), (key, value)])
     assert "\n" not in str(caught.value)
+
+
+def test_a_family_has_defaults_of_its_own() -> None:
+    modern = resolve("bert-tiny", {"model.family": "modern"})
+    assert (modern.model.nsp, modern.model.max_positions, modern.data.mask_probability) == (False, 512, 0.3)
+    assert (modern.model.hidden_dropout, modern.model.layer_norm_eps) == (0.0, 1e-5)
+    given = resolve("bert-tiny", {"model.family": "modern", "data.mask_probability": 0.15, "model.hidden_dropout": 0.2})
+    assert (given.data.mask_probability, given.model.hidden_dropout) == (0.15, 0.2)
+    assert resolve("modernbert-base").model.windows[:5] == (None, 64, 64, None, 64)
+    assert resolve("bert-tiny").model.windows == (None,) * 2
+
+
+def test_settings_of_bert_are_refused_for_modern() -> None:
+    for key, value in (("nsp", "true"), ("num_segments", "3"), ("initial_heads", "neighbours")):
+        with helpers.refused("other-family", f"model.{key} {value}", "bert", "modern"):
+            resolve("bert-tiny", {"model.family": "modern", f"model.{key}": value})
+    with helpers.refused("indivisible-heads", "15"):
+        resolve("bert-tiny", {"model.family": "modern", "model.hidden_size": 30, "model.num_heads": 2})
+
+
+def test_settings_follow_the_family_of_weights() -> None:
+    settings = in_family(resolve("bert-base", {"model.hidden_dropout": 0.1}), "modern")
+    assert (settings.model.nsp, settings.model.hidden_dropout, settings.data.mask_probability) == (False, 0.1, 0.3)
+    assert settings.model.attention_dropout == 0
+    back = in_family(settings, "bert")
+    assert (back.model.nsp, back.data.mask_probability, back.model.attention_dropout) == (True, 0.15, 0.1)
+    assert in_family(back, "bert") is back
 
 
 def test_command_lines_that_are_no_settings() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
+from typing import get_args, get_type_hints
 
 import pytest
 import torch
@@ -12,7 +13,7 @@ from bertrain.base.errors import UserError
 from bertrain.config.model_size import count_parameters
 from bertrain.config.recipe import recipe_names
 from bertrain.config.resolve import resolve
-from bertrain.config.settings import Settings
+from bertrain.config.settings import ModelSettings, Settings
 from bertrain.data.formats.shards import Shards
 from bertrain.model.arena import Arena
 from bertrain.model.bert import Bert
@@ -29,11 +30,21 @@ from tests.live_memory import LiveMemory
 
 @pytest.mark.parametrize("recipe", recipe_names())
 def test_parameters_are_counted_without_building_them(recipe: str) -> None:
-    for nsp in ("true", "false"):
-        settings = resolve(recipe, [("model.nsp", nsp)]).model
-        parameters = dict(uninitialized(settings).named_parameters())
-        matrices = sum(p.numel() for name, p in parameters.items() if name.startswith("layers") and p.ndim > 1)
-        assert count_parameters(settings) == (sum(p.numel() for p in parameters.values()), matrices)
+    settings = resolve(recipe).model
+    for model in [settings] + [replace(settings, nsp=False)] * settings.nsp:
+        assert_counted(model)
+
+
+@pytest.mark.parametrize("head", get_args(get_type_hints(ModelSettings)["head"]))
+@pytest.mark.parametrize("family", ["bert", "modern"])
+def test_parameters_of_every_head_are_counted(family: str, head: str) -> None:
+    assert_counted(replace(helpers.tiny_settings(model__family=family).model, head=head, num_labels=5))
+
+
+def assert_counted(model: ModelSettings) -> None:
+    parameters = dict(uninitialized(model).named_parameters())
+    matrices = sum(p.numel() for name, p in parameters.items() if name.startswith("layers") and p.ndim > 1)
+    assert count_parameters(model) == (sum(p.numel() for p in parameters.values()), matrices)
 
 
 def test_a_sharded_optimizer_is_counted_by_its_share() -> None:

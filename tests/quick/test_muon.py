@@ -13,7 +13,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from bertrain.config.settings import OptimizerSettings
 from bertrain.model.arena import Arena
-from bertrain.model.bert import split_parts
+from bertrain.model.encoder import split_parts
 from bertrain.optim import muon
 from bertrain.optim.registry import build_optimizer
 from tests import helpers
@@ -159,4 +159,5 @@ def test_the_operations_are_counted() -> None:
     arena.gradients.normal_()
     with FlopCounterMode(display=False) as counted:
         optimizer.step(RATE, ONE, ONE)
-    assert counted.get_total_flops() == muon.operations(model.num_layers, model.hidden_size, model.intermediate_size)
+    inner = model.intermediate_size
+    assert counted.get_total_flops() == muon.operations(model.num_layers, model.hidden_size, inner, inner)

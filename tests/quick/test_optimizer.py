@@ -10,7 +10,8 @@ from torch import nn
 
 from bertrain.config.settings import OptimizerSettings
 from bertrain.model.arena import Arena
-from bertrain.model.bert import Bert, split_parts
+from bertrain.model.bert import Bert
+from bertrain.model.encoder import split_parts
 from bertrain.model.initialization import initialize
 from bertrain.optim.clipping import clip_factor, is_finite, norm, norms
 from bertrain.optim.registry import OPTIMIZERS, build_optimizer

@@ -14,7 +14,7 @@ from torch.utils.flop_counter import FlopCounterMode
 from bertrain import kernels
 from bertrain.data.feed.balance import multiply_adds
 from bertrain.data.feed.loader import Loader
-from bertrain.model.bert import Bert
+from bertrain.model.families import new_model
 from bertrain.model.heads import pretraining_sums
 from bertrain.planning.costs import linear, required_costs
 from bertrain.profiling import roofline, trace
@@ -35,20 +35,25 @@ RECORDED = helpers.tiny_settings(
 RECORDED_SIZE = StepSize(448, 0.0, 76, 23, frozenset({256, 192}), frozenset({43, 33, 13, 10}))
 
 
-def test_operations_are_those_that_balance_counts() -> None:
+@pytest.mark.parametrize("family", ["bert", "modern"])
+def test_operations_are_those_that_balance_counts(family: str) -> None:
     """`data/balance.py` counts multiply-adds of a forward pass, next sentence left out."""
-    settings = helpers.tiny_settings(model__nsp=False)
+    window = {"model__local_window": 8} if family == "modern" else {}
+    settings = helpers.tiny_settings(model__nsp=False, model__family=family, **window)
     size = StepSize(256, 5000.0, 30, 8, frozenset({256}), frozenset({30, 8}))
     work = required_costs(settings, size, is_fused=False)
     counted = multiply_adds(settings.model, *(np.array(count) for count in (256, 5000, 30)))
     assert sum(part[0] for part in work.values()) == 6 * int(counted)
 
 
-def test_operations_are_those_that_torch_counts(tmp_path: object) -> None:
+@pytest.mark.parametrize("family", ["bert", "modern"])
+def test_operations_are_those_that_torch_counts(tmp_path: object, family: str) -> None:
     """torch's own counter watches a forward and backward pass of equally long sequences."""
-    settings = helpers.tiny_settings(model__hidden_dropout=0, model__attention_dropout=0, model__vocab_size=200)
+    settings = helpers.tiny_settings(
+        model__family=family, model__hidden_dropout=0, model__attention_dropout=0, model__vocab_size=200
+    )
     step = Loader(write_synthetic(tmp_path / "data", settings), settings).step(0, 0)  # type: ignore[operator]
-    model = Bert(settings.model).train()
+    model = new_model(settings.model).train()
     with FlopCounterMode(display=False) as counter:
         for batch in step.bins:
             outputs = model(batch)
@@ -56,7 +61,7 @@ def test_operations_are_those_that_torch_counts(tmp_path: object) -> None:
             (sums.mlm_loss + sums.sequence_loss).backward()
     size = StepSize.of([step])
     ours = sum(part[0] for part in required_costs(settings, size, is_fused=False).values())
-    two_answers = 6 * size.sequences * settings.model.hidden_size * 2  # which are left out
+    two_answers = 6 * size.sequences * settings.model.hidden_size * 2 if settings.model.nsp else 0  # left out
     assert ours + two_answers == pytest.approx(counter.get_total_flops(), rel=1e-9)
 
 

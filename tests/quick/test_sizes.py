@@ -9,7 +9,9 @@ import pytest
 from bertrain.config.resolve import resolve
 from bertrain.config.settings import Settings
 from bertrain.data.formats.source import open_data
+from bertrain.model.families import new_model
 from bertrain.training.resolved_run import ResolvedRun, resolve_run
+from bertrain.weights.export import export
 from bertrain.weights.huggingface import write_folder
 from bertrain.weights.tensors import Weights
 from tests import helpers
@@ -89,6 +91,26 @@ def test_the_shape_is_that_of_the_weights(data: Path, weights: Path) -> None:
     from_file = Settings(**{**vars(resolve("bert-tiny")), "given": None})
     with helpers.refused("shape-mismatch"):
         resolve_run(from_file, data, None, init=str(weights))
+
+
+def test_the_family_is_that_of_the_weights(data: Path, tmp_path: Path) -> None:
+    settings = helpers.tiny_settings(model__family="modern", model__local_window=8, model__global_theta=500).model
+    tensors = dict(new_model(settings).state_dict())
+    folder = tmp_path / "modern"
+    write_folder(folder, Weights("made", "", tensors, settings, open_data(data).vocabulary))
+    run = resolved(data, "bert-base", init=str(folder), optimizer__learning_rate=5e-5)
+    model = run.settings.model
+    assert (model.family, model.nsp, model.local_window, model.global_theta) == ("modern", False, 8, 500)
+    assert (run.settings.data.mask_probability, run.settings.data.max_predictions) == (0.3, 15)
+    assert any("model.family modern" in note and "30%" in note for note in run.notes)
+    longer = resolved(data, "bert-base", init=str(folder), model__max_positions=4096, optimizer__learning_rate=5e-5)
+    assert longer.settings.model.max_positions == 4096
+    with helpers.refused("other-model", "bert", "modern"):
+        resolved(data, init=str(folder), model__family="bert")
+    with helpers.refused("other-family", "modern", "nvidia"):
+        export(folder, tmp_path / "out", to="nvidia")
+    with helpers.refused("other-family", "modern", "onnx"):
+        export(folder, tmp_path / "out", to="onnx")
 
 
 def test_a_learning_rate_for_new_models_is_remarked_on(data: Path, weights: Path) -> None:

@@ -15,6 +15,7 @@ from math import gcd
 import numpy as np
 import numpy.typing as npt
 
+from bertrain.config.model_size import attended_pairs, count_parameters
 from bertrain.config.settings import ModelSettings
 from bertrain.data.formats.masking import Ints
 
@@ -53,13 +54,13 @@ def imbalance(of_ranks: npt.ArrayLike) -> float:
 def multiply_adds(model: ModelSettings, tokens: Ints, attention: Ints, predictions: Ints) -> Ints:
     """Multiply-adds of the matrix products of a forward pass; a backward pass has twice as many.
 
-    Per token: four matrices of width squared and two of the feed-forward layer; per pair of tokens: two products of
-    attention; per prediction: the transform and the vocabulary. The rest (next sentence, LayerNorm) is negligible.
+    Per token: the matrices of the layers; per pair of tokens: two products of attention; per prediction: the transform
+    and the vocabulary. The rest (next sentence, LayerNorm) is negligible.
     """
     width = model.hidden_size
-    layer = tokens * width * (4 * width + 2 * model.intermediate_size) + attention * 2 * width
+    layers = count_parameters(model)[1] * tokens + 2 * width * attended_pairs(model, tokens, attention)
     outputs = width + model.padded_vocab_size if model.head == "pretrain" else model.num_labels
-    return model.num_layers * layer + predictions * width * outputs
+    return layers + predictions * width * outputs
 
 
 def mean_idle_share(ahead: Sequence[Balance]) -> float:
