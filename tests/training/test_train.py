@@ -21,7 +21,7 @@ from bertrain.weights.tensors import load_tensors
 from tests import helpers
 
 DEMO = Path(__file__).parents[2] / "demo" / "train-1.txt"
-SMALL = (("model.hidden_size", "32"), ("model.intermediate_size", "64"), ("log.tensorboard", "false"))
+SMALL = (("model.hidden_size", "32"), ("model.intermediate_size", "64"), ("log.trackers", "none"))
 WISHES = {"budget": "3s", "evaluation_share": 0.1, "size": "tiny", "overrides": SMALL}
 
 
@@ -107,7 +107,7 @@ def test_it_fine_tunes_and_begins_with_weights(made: Trained, tmp_path: Path) ->
         evaluation_share=0.1,
         init=made.model,
         task=f"classify={tmp_path / 'labels.csv'}",
-        overrides=(("log.tensorboard", "false"), ("task.text", "words"), ("task.label", "kind")),
+        overrides=(("log.trackers", "none"), ("task.text", "words"), ("task.label", "kind")),
     )
     assert again.task_metrics["accuracy"] > 0
     poor = replace(again, task_metrics={"accuracy": 0.5, "baseline_accuracy": 0.5})
