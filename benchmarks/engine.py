@@ -49,7 +49,7 @@ def settings_for(arguments: argparse.Namespace, **overrides: object) -> Settings
         "model.hidden_size": arguments.hidden, "model.num_layers": arguments.layers,
         "model.num_heads": arguments.hidden // 64, "model.intermediate_size": 4 * arguments.hidden,
         "batch.sequences": 0, "batch.tokens": arguments.tokens, "batch.token_budget": arguments.tokens,
-        "train.precision": "bf16", "log.tensorboard": "false", "log.level": "quiet",
+        "train.precision": "bf16", "log.trackers": "none", "log.level": "quiet",
     }  # fmt: skip
     given |= {key.replace("__", "."): value for key, value in overrides.items()}
     return resolve("bert-base-phase1", [(key, str(value).lower()) for key, value in given.items()])

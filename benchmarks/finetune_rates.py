@@ -29,7 +29,7 @@ from bertrain.base.machine import cpu_name
 HERE = Path(__file__).parent
 MAJORITY = 0.5092  # accuracy of always predicting the more frequent class of SST-2's dev set
 RATES = (3e-5, 1e-4, 3e-4, 1e-3, 3e-3)
-QUIET = {"log.level": "quiet", "log.tensorboard": "false"}
+QUIET = {"log.level": "quiet", "log.trackers": "none"}
 ROWS = "0:0.15"  # of SST-2's training file
 SEEDS = (1, 2)
 

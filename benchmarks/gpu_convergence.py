@@ -73,7 +73,7 @@ def start(folder: Path, run: Path, precision: str, kernels: str, seed: int, step
         "optimizer.learning_rate": 2e-4, "optimizer.beta2": 0.98, "schedule.warmup_steps": steps // 20,
         "schedule.power": 1.0, "model.initial_heads": "neighbours", "train.max_steps": steps, "train.seed": seed,
         "train.precision": precision, "train.kernels": kernels, "evaluate.data": folder / "held-out",
-        "checkpoint.every_steps": 0, "log.every_steps": 50, "log.tensorboard": "false",
+        "checkpoint.every_steps": 0, "log.every_steps": 50, "log.trackers": "none",
     }  # fmt: skip
     overrides = [str(word) for key, value in settings.items() for word in (f"--{key}", value)]
     return subprocess.Popen(

@@ -114,7 +114,7 @@ def prepare(job: Job, weights: Path, data: Path, runs: Path, max_steps: int) -> 
         "evaluate.every_epochs": 0 if max_steps else job.every,  # and at the end
         "checkpoint.enabled": "false",
         "log.level": "quiet",
-        "log.tensorboard": "false",
+        "log.trackers": "none",
     }
     settings = resolve_task(job.task, [(name, str(value)) for name, value in overrides.items()])
     task = resolve_run(settings, data, None, init=str(weights)).task

@@ -77,7 +77,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--only", default="", help="cases whose name contains this; writes nothing")
     only = parser.parse_args().only
-    common = {"train.max_steps": "3", "checkpoint.every_steps": "2", "train.device": "cpu", "log.tensorboard": "false"}
+    common = {"train.max_steps": "3", "checkpoint.every_steps": "2", "train.device": "cpu", "log.trackers": "none"}
     results: list[dict[str, Any]] = []
     for recipe, chosen in [*CASES, *HELD_OUT]:
         settings = common | chosen

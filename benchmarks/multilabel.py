@@ -60,7 +60,7 @@ def prepare(weights: Path, data: Path, runs: Path, epochs: float) -> Work:
         "evaluate.every_epochs": 0,
         "checkpoint.enabled": "false",
         "log.level": "quiet",
-        "log.tensorboard": "false",
+        "log.trackers": "none",
     }
     settings = resolve_task("classify", [(name, str(value)) for name, value in overrides.items()])
     resolved = resolve_run(settings, data, None, init=str(weights))

@@ -35,9 +35,9 @@ HERE = Path(__file__).parent
 ON_GPU = torch.cuda.is_available()
 DEVICE = torch.device("cuda", 0) if ON_GPU else torch.device("cpu")
 WAYS: dict[str, dict[str, object]] = {
-    "quiet": {"log.telemetry": False, "log.tensorboard": False, "log.every_steps": 100_000},
-    "telemetry": {"log.telemetry": True, "log.tensorboard": False, "log.every_steps": 100_000},
-    "telemetry and logging": {"log.telemetry": True, "log.tensorboard": True, "log.every_steps": 10},
+    "quiet": {"log.telemetry": False, "log.trackers": "none", "log.every_steps": 100_000},
+    "telemetry": {"log.telemetry": True, "log.trackers": "none", "log.every_steps": 100_000},
+    "telemetry and logging": {"log.telemetry": True, "log.trackers": "tensorboard", "log.every_steps": 10},
 }
 
 

@@ -48,7 +48,7 @@ def train(folder: Path, rule: str, rate: float, seed: int, steps: int) -> dict[s
         "optimizer.name": rule, "optimizer.learning_rate": rate, "schedule.warmup_steps": steps // 10,
         "train.max_steps": steps, "train.seed": seed, "train.threads": 1, "train.device": "cpu",
         "evaluate.data": folder / "held-out", "checkpoint.every_steps": 0, "log.level": "quiet",
-        "log.tensorboard": "false",
+        "log.trackers": "none",
     }  # fmt: skip
     run = folder / f"{rule}-{rate}-{seed}"
     settings = bertrain.resolve("bert-demo", [(key, str(value)) for key, value in overrides.items()])

@@ -199,7 +199,7 @@ def main() -> None:
         "evaluate.every_epochs": 0,  # at the end alone
         "checkpoint.enabled": "false",
         "log.level": "quiet",
-        "log.tensorboard": "false",
+        "log.trackers": "none",
     }
     wanted = resolve_task("tag", [(name, str(value)) for name, value in changes.items()])
     resolved = resolve_run(wanted, arguments.data, None, init=str(arguments.weights))

@@ -56,7 +56,7 @@ RUN_FOLDER = {
     "vocab.txt": "the vocabulary, so that the weights can be used without the data",
     "metrics.jsonl": "one JSON object per line: every step once, every evaluation, the times of each rank, the end",
     "logs": "`rank-N.jsonl`: what each rank said (`bertrain logs` reads it), 8 MiB and as much in `rank-N.jsonl.1`",
-    "tensorboard": "the same numbers as TensorBoard events; absent with `--log.tensorboard false`",
+    "tensorboard": "the same numbers as TensorBoard events; absent with `--log.trackers none`",
     "checkpoints": "the newest `checkpoint.keep` checkpoints, the best and a `best.json` that names it if asked for; "
     "`damaged-step-...` was passed over, `aside-...` was put aside by `resume --from-step`",
     "report.html": "the page that `bertrain report` writes",

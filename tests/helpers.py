@@ -51,7 +51,7 @@ TINY = {
     "train.max_steps": "20",
     "train.precision": "fp32",
     "train.threads": "1",
-    "log.tensorboard": "false",
+    "log.trackers": "none",
 }
 """Overrides of bert-tiny that make a run of seconds."""
 

@@ -35,7 +35,7 @@ SETTINGS = {
     "evaluate.every_samples": 640,
     "checkpoint.enabled": "false",
     "log.level": "quiet",
-    "log.tensorboard": "false",
+    "log.trackers": "none",
     "mlperf.clear_cache": "false",  # it would slow down whatever else this machine is doing
 }
 

@@ -37,7 +37,7 @@ QUICK = {
     "train.device": "cpu",
     "train.precision": "fp32",
     "evaluate.every_epochs": "0",
-    "log.tensorboard": "false",
+    "log.trackers": "none",
 }
 """Settings over a task's recipe with which a miniature is learnt."""
 NO_DROPOUT = {"model.hidden_dropout": "0", "model.attention_dropout": "0", "model.head_dropout": "0"}

@@ -12,6 +12,7 @@ EXTRAS = {  # module: the extra that installs it, and what needs it
     "huggingface_hub": ("hub", "downloading weights by hub:NAME"),
     "h5py": ("formats", "reading and writing HDF5"),
     "matplotlib": ("report", "plotting"),
+    "mlflow": ("mlflow", "tracking runs with MLflow"),
     "mlperf_logging": ("mlperf", "writing and checking MLPerf's logs"),
     "mwparserfromhell": ("text", "extracting Wikipedia dumps"),
     "onnx": ("onnx", "exporting to ONNX"),
@@ -21,6 +22,7 @@ EXTRAS = {  # module: the extra that installs it, and what needs it
     "starlette": ("serve", "serving over HTTP"),
     "tensorboard": ("tensorboard", "writing TensorBoard events"),
     "uvicorn": ("serve", "serving over HTTP"),
+    "wandb": ("wandb", "tracking runs with Weights & Biases"),
 }
 
 

@@ -27,5 +27,6 @@ Family = Literal["bert", "modern"]
 Pooling = Literal["mean", "cls", "max"]
 """How one vector of a text is made of those of its tokens."""
 EmbeddingPrecision = Literal["auto", "fp32", "tf32", "bf32", "bf16", "fp16"]
+TRACKERS = ("tensorboard", "mlflow", "wandb")  # of log.trackers
 EngineName = Literal["fused", "compiled", "plain"]
 """The engines that compute a step (`training/engine.py`), fastest first."""

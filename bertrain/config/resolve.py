@@ -27,8 +27,10 @@ from bertrain.config.settings import SECTIONS, ModelSettings, Settings
 TYPES = {f"{section}.{name}": hint for section, kind in SECTIONS.items() for name, hint in get_type_hints(kind).items()}
 """The type of every setting."""
 KINDS = {int: "a whole number", float: "a number", bool: "true or false", str: "text"}
-RENAMED = {"evaluate.at_once": "evaluate.batch_size"}
+RENAMED = {"evaluate.at_once": "evaluate.batch_size", "log.tensorboard": "log.trackers"}
 """Settings by their former names, which the config.json of an older run may have."""
+FORMER_VALUES: dict[str, dict[Any, str]] = {"log.tensorboard": {True: "auto", False: "none"}}
+"""What the values of a former setting are called now."""
 WORDS: dict[str, dict[str, str]] = tomllib.loads((resources.files("bertrain.config") / "words.toml").read_text())
 SYNONYMS = {word: meaning for meaning, words in WORDS["settings"].items() for word in words.split()}
 """The setting that a word of another program means, or what to do instead."""
@@ -193,9 +195,11 @@ def from_dict(values: dict[str, dict[str, Any]]) -> Settings:
 
 def _with_new_names(section: str, fields: dict[str, Any]) -> dict[str, Any]:
     """A section of a file with the settings that were renamed under their new names."""
-    return {
-        RENAMED.get(f"{section}.{name}", f"{section}.{name}").partition(".")[2]: value for name, value in fields.items()
-    }
+    renamed = {}
+    for name, value in fields.items():
+        key = f"{section}.{name}"
+        renamed[RENAMED.get(key, key).partition(".")[2]] = FORMER_VALUES.get(key, {}).get(value, value)
+    return renamed
 
 
 def _checked(section: str, fields: dict[str, Any]) -> dict[str, Any]:

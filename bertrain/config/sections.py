@@ -10,7 +10,16 @@ from typing import Any, Literal
 
 from bertrain.base.errors import UserError
 from bertrain.base.units import parse_fits, parse_slice
-from bertrain.config.choices import MASK_PROBABILITY, PACKING, EngineName, Family, PolicyName, Pooling, StepPacking
+from bertrain.config.choices import (
+    MASK_PROBABILITY,
+    PACKING,
+    TRACKERS,
+    EngineName,
+    Family,
+    PolicyName,
+    Pooling,
+    StepPacking,
+)
 
 
 def setting(
@@ -478,9 +487,24 @@ class LogSettings:
     straggler_factor: float = changeable(
         1.3, "warn of a rank whose time per token is this many times the median of all ranks; 0: never", min=0
     )
-    tensorboard: bool = changeable(True, "write TensorBoard events into the run folder, if TensorBoard is installed")
+    trackers: str = changeable(
+        "auto",
+        "copies of settings and metrics, such as tensorboard,mlflow,wandb; auto: TensorBoard events in the run folder, "
+        "if TensorBoard is installed; none: no copy",
+    )
     telemetry: bool = changeable(False, "sample clocks, power, temperature, memory and energy into telemetry.csv")
     telemetry_ms: int = changeable(100, "milliseconds between two samples of telemetry", min=10, max=60_000)
+
+    def tracker_names(self) -> list[str]:
+        """The trackers of `trackers`; raises UserError for one that is unknown."""
+        if self.trackers in ("auto", "none", ""):
+            return ["tensorboard"] if self.trackers == "auto" else []
+        names = [name.strip() for name in self.trackers.split(",")]
+        for name in names:
+            if name not in TRACKERS or names.count(name) > 1:
+                choices = f"auto, none, or a list of {', '.join(TRACKERS)}, each once"
+                raise UserError("invalid-value", f"log.trackers is {self.trackers!r}; give {choices}")
+        return names
 
 
 @dataclass(frozen=True, kw_only=True)

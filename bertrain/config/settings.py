@@ -66,6 +66,7 @@ class Settings:
         if self.train.exchange_precision == "fp16" != self.train.precision:
             what = "train.exchange_precision fp16 needs the loss scale of train.precision fp16"
             raise UserError("conflicting-settings", f"{what}; use --train.exchange_precision bf16")
+        self.log.tracker_names()
         _check_schedule(self.schedule)
         self._check_optimizer()
         self._check_evaluation()

@@ -1,4 +1,4 @@
-"""Writes the metrics of a run: metrics.jsonl (`run/records.py`), TensorBoard, and the console.
+"""Writes the metrics of a run: metrics.jsonl (`run/records.py`), trackers (`run/trackers.py`), and the console.
 
 Results of steps stay on the device until they are flushed; only a flush waits for the device.
 """
@@ -9,7 +9,7 @@ import json
 import math
 import os
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from itertools import pairwise
@@ -21,7 +21,6 @@ from torch import Tensor
 
 from bertrain.base import clock
 from bertrain.base.console import PHASES, Console, evaluation_text, warn
-from bertrain.base.extras import is_installed, missing_package
 from bertrain.base.logs import note
 from bertrain.config.settings import ModelSettings
 from bertrain.data.feed.loader import Step
@@ -34,6 +33,7 @@ from bertrain.run.records import EndRecord, EvaluationRecord, Record, StepRecord
 from bertrain.run.spikes import WINDOW, DivergenceWatch, SpikeWatch
 from bertrain.run.stragglers import RankTimes
 from bertrain.run.telemetry_reader import newest_samples
+from bertrain.run.trackers import Points, TrackerThread
 
 
 class Stopwatch:
@@ -109,8 +109,8 @@ class Metrics:
         *,
         first_step: int,
         last_step: int | None,
-        tensorboard: bool,
         is_writer: bool,
+        trackers: Sequence[TrackerThread] = (),
         rank_times: RankTimes | None = None,
         seconds_left: Callable[[], float] = lambda: math.nan,
     ) -> None:
@@ -122,19 +122,13 @@ class Metrics:
         self._not_finite, self._spikes, self._was_spike = 0, SpikeWatch(), False
         self._divergence = DivergenceWatch()
         self._file: TextIO | None = None
-        self._board: Any = None
+        self._trackers = trackers
         self.failure: OSError | None = None
         if is_writer:
             before = drop_after(folder / "metrics.jsonl", first_step, num_kept=WINDOW)
             self._not_finite = before[-1].not_finite if before else 0
             self._spikes = SpikeWatch(step.loss for step in before)
             self._file = open(folder / "metrics.jsonl", "a")  # noqa: SIM115 - closed in close()
-            if tensorboard and not is_installed("tensorboard"):
-                console.say(f"without TensorBoard events: {missing_package('tensorboard')}")
-            elif tensorboard:
-                from torch.utils.tensorboard import SummaryWriter
-
-                self._board = SummaryWriter(str(folder / "tensorboard"), purge_step=first_step + 1)
 
     def add(self, step: PendingStep) -> None:
         self._pending.append(step)
@@ -156,9 +150,9 @@ class Metrics:
         left = self._seconds_left()
         if self._is_writer:
             self._write(*steps)
-            for device, sample in newest_samples(self._folder).items() if self._board is not None else ():
-                for name, value in sample.items():
-                    self._board.add_scalar(f"telemetry/{device}/{name}", value, steps[-1].step)
+            for device, sample in newest_samples(self._folder).items() if self._trackers else ():
+                numbers = {f"telemetry/{device}/{name}": value for name, value in sample.items()}
+                self._track([(steps[-1].step, numbers)])
             report_steps(self._console, steps, self.last_step, left)
         else:
             note("info", "steps", console_line(steps, self.last_step, left), step=steps[-1].step)
@@ -174,15 +168,18 @@ class Metrics:
         if self._is_writer:
             step, samples, seconds = progress.step, progress.samples, progress.seconds
             parts = {"evaluation_seconds": progress.evaluation_seconds, "saving_seconds": progress.saving_seconds}
+            for tracker in self._trackers:
+                tracker.is_complete = True
             self._write(EndRecord(step, samples, reason, seconds, **parts, **energy))
             self._console.say(f"the end, after step {step} ({samples} samples): {reason}{energy_text(energy)}")
 
     def close(self) -> None:
-        """Close the files. A failure to write has been recorded already, or concerns TensorBoard's copy only."""
-        for sink in (self._file, self._board):
-            if sink is not None:
-                with suppress(OSError):
-                    sink.close()
+        """Close the file, whose failures have been recorded already, and the trackers."""
+        if self._file is not None:
+            with suppress(OSError):
+                self._file.close()
+        for tracker in self._trackers:
+            tracker.close()
 
     def _finish(self, record: PendingStep, ended: float) -> StepRecord:
         verdict = Verdict.unpack(record.verdict)
@@ -239,11 +236,13 @@ class Metrics:
             try:
                 self._file.write(json.dumps(to_dict(record)) + "\n")
                 self._file.flush()
-                if self._board is not None:
-                    for name, value in scalars(record):
-                        self._board.add_scalar(name, value, record.step)
             except OSError as error:
                 self.failure = error
+        self._track([(record.step, dict(scalars(record))) for record in records])
+
+    def _track(self, points: Points) -> None:
+        for tracker in self._trackers:
+            tracker.log(points)
 
     def sync(self) -> None:
         """Sync the file to disk, before a checkpoint that relies on it."""
@@ -255,7 +254,7 @@ class Metrics:
 
 
 def scalars(record: Record) -> Iterator[tuple[str, float]]:
-    """The numbers of a record that TensorBoard shows, by tag."""
+    """The numbers of a record that trackers show, by tag."""
     for name, value in vars(record).items():
         if isinstance(value, float):
             yield f"{record.kind}/{name}", value

@@ -36,6 +36,7 @@ from bertrain.run.metrics import Metrics, PendingStep, Stopwatch
 from bertrain.run.records import EvaluationRecord, last_record
 from bertrain.run.stragglers import RankTimes
 from bertrain.run.telemetry import TelemetryWriter, start_telemetry
+from bertrain.run.trackers import TrackedRun, TrackerThread, start_trackers
 from bertrain.training.agenda import Agenda, Due
 from bertrain.training.announce import announce, warn_of_warm_up
 from bertrain.training.evaluate import HeldOutEvaluator
@@ -143,7 +144,7 @@ def _build(
         console,
         first_step=progress.step,
         last_step=last_step,
-        tensorboard=settings.log.tensorboard,
+        trackers=_trackers(run, progress.step, console) if ranks.is_first else (),
         is_writer=ranks.is_first,
         rank_times=rank_times,
         seconds_left=agenda.seconds_left,
@@ -160,6 +161,14 @@ def _build(
         run, ranks, state, loader, evaluator, agenda, metrics, saver, stopwatch, skipped, console, telemetry,
         stop_signal, events, progress, slow,
     )  # fmt: skip
+
+
+def _trackers(run: Run, first_step: int, console: Console) -> list[TrackerThread]:
+    folder = run.folder.resolve()
+    paths = {"folder": folder, "data": run.data, "init": run.init, "metrics": folder / "metrics.jsonl"}
+    paths["checkpoints"] = run.checkpoints.resolve()
+    shown = {f"run.{name}": str(path) for name, path in paths.items() if str(path)}
+    return start_trackers(run.settings.log, TrackedRun(run.folder, first_step, run.settings.dotted(), shown), console)
 
 
 def _loop(session: Session) -> tuple[str, int]:

@@ -24,6 +24,7 @@ from bertrain.ranks import parallel
 from bertrain.ranks.parallel import Ranks
 from bertrain.run import checkpoint
 from bertrain.run.folder import Run, check_free, refuse_other_vocabulary
+from bertrain.run.trackers import check_trackers
 from bertrain.tasks import registry
 from bertrain.tasks.task import Task
 from bertrain.training import engine
@@ -171,6 +172,7 @@ def _open(
 ) -> ResolvedRun:
     """Open the data to train and to evaluate on, take sizes from it, and refuse data that do not belong together."""
     check_groups(settings.batch.group_size, world)
+    check_trackers(settings.log)
     if task is not None:
         assert vocabulary is not None
         data: DataSource = task_data(task.training(), folder, settings, vocabulary)

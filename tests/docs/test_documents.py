@@ -18,6 +18,7 @@ from types import ModuleType
 from typing import Any
 
 import pyarrow as pa
+import pyarrow.parquet
 import pytest
 import typer
 
@@ -183,6 +184,34 @@ def test_the_section_about_sweeps_runs_as_written(tmp_path: Path) -> None:
     section = (DOCS / "how-to-optimizers.md").read_text().partition("## Try several values")[2]
     (action,) = actions_of(section)
     assert_shows(action, perform(action, tmp_path))
+
+
+def test_the_section_about_data_sets_runs_as_written(tmp_path: Path) -> None:
+    shutil.copytree(ROOT / "tests" / "data" / "datasets" / "saved" / "cola", tmp_path / "saved")
+    (tmp_path / "hub" / "data").mkdir(parents=True)
+    for split in ("train", "test"):
+        table = pa.table({"text": [f"A sentence of {split} number {number}." for number in range(9)]})
+        pyarrow.parquet.write_table(table, tmp_path / "hub" / "data" / f"{split}-00000-of-00001.parquet")
+    actions = list(actions_of((DOCS / "how-to-own-text.md").read_text()))
+    assert len(actions) == 2
+    for action in actions:
+        assert_shows(action, perform(action, tmp_path))
+    (part,) = (tmp_path / "text-hub" / "train").iterdir()
+    assert "of train" in part.read_text()
+    assert "of test" not in part.read_text()
+
+
+def test_the_section_about_trackers_runs_as_written(tmp_path: Path) -> None:
+    helpers.make_data(tmp_path)
+    section = (DOCS / "how-to-watch.md").read_text().partition("## Trackers")[2]
+    actions = list(actions_of(section))
+    assert len(actions) == 2
+    for action in actions:
+        assert "left out" not in perform(action, tmp_path)
+    assert (tmp_path / "mlflow.db").is_file()
+    assert {path.name for path in (tmp_path / "runs").glob("*/trackers/*")} == {"mlflow", "wandb"}
+    assert list((tmp_path / "runs" / "tracked" / "tensorboard").iterdir())
+    assert list((tmp_path / "runs" / "offline" / "wandb").glob("offline-run-*"))
 
 
 def test_a_shown_line_is_compared_by_its_words() -> None:

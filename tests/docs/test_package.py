@@ -87,6 +87,8 @@ NEEDS_EXTRA = {
     "finetune glue/sst2 --init run --data glue --run tuned": "finetune",
     "mlperf check .": "mlperf",
     "weights export run --to onnx --out onnx": "onnx",
+    "pretrain bert-tiny --data data --run tracked --log.trackers mlflow": "mlflow",
+    "pretrain bert-tiny --data data --run tracked --log.trackers wandb": "wandb",
 }
 
 

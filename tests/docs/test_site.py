@@ -143,7 +143,10 @@ def test_hooks_and_citation() -> None:
 
 # --- extras ------------------------------------------------------------------------------------------
 
-MODULES = {"sklearn": "scikit-learn"}  # by the name of their package, where it differs from the module's
+MODULES = {
+    "mlflow": "mlflow-skinny",
+    "sklearn": "scikit-learn",
+}  # by the name of their package, where it differs from the module's
 OPTIONAL = {"triton", "pynvml"}
 """Modules that the package does without where they are missing."""
 

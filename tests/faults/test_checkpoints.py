@@ -133,7 +133,7 @@ def long_run(tmp_path: Path, *more: object, world: int = 1) -> tuple[subprocess.
 
 def test_a_full_disk_stops_training_cleanly(tmp_path: Path) -> None:
     """The system refuses to write (a limit on file size stands in for the disk): one sentence, the last one stays."""
-    process, run = long_run(tmp_path, "--log.tensorboard", "true")
+    process, run = long_run(tmp_path, "--log.trackers", "tensorboard")
     resource.prlimit(process.pid, resource.RLIMIT_FSIZE, (40_000, 40_000))
     _, err = process.communicate(timeout=120)
     assert process.returncode == 2, err

@@ -20,7 +20,7 @@ from tests import helpers
 from tests.launched import records
 
 WRITTEN = Path(__file__).parents[1] / "data" / "written-by-8764bd3"
-ON_CPU = [("train.device", "cpu"), ("log.tensorboard", "false")]
+ON_CPU = [("train.device", "cpu"), ("log.trackers", "none")]
 
 
 @pytest.fixture

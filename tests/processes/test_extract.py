@@ -3,7 +3,13 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.parquet
+import pytest
 
 from bertrain.data.text.extract import extract
 from tests import helpers
@@ -36,3 +42,36 @@ def test_workers_do_not_change_a_byte(tmp_path: Path) -> None:
     for first, second in zip(one, two, strict=True):
         assert first.relative_to(tmp_path / "1") == second.relative_to(tmp_path / "2")
         assert first.read_bytes() == second.read_bytes()
+
+
+READ = """
+import sys
+from pathlib import Path
+import pyarrow.parquet
+from bertrain.data.text.records import Reading, Record, read_records
+def peak():
+    return int(next(line for line in open("/proc/self/status") if line.startswith("VmHWM")).split()[1]) << 10
+before = peak()
+found = read_records(Path(sys.argv[1]), Reading("auto", "auto", "text"), lambda _: None, [], skip_binary=False)
+print(sum(isinstance(record, Record) for record in found), peak() - before)
+"""
+
+
+@pytest.mark.parametrize("name", ["train-00000-of-00001.parquet", "data-00000-of-00001.arrow"])
+def test_a_large_table_is_not_read_whole(tmp_path: Path, name: str) -> None:
+    """One row group of 192 MiB, as some writers make them; `datasets` writes Arrow in batches of 1,000 rows."""
+    path, num_rows = tmp_path / name, 96_000
+    rows = [f"{number:08} " + "some words that are not compressed " * 60 for number in range(num_rows)]
+    table = pa.table({"text": rows, "other": ["beside it"] * num_rows})
+    if path.suffix == ".parquet":
+        pyarrow.parquet.write_table(table, path, row_group_size=num_rows, compression="none", use_dictionary=False)
+        assert pyarrow.parquet.ParquetFile(path).num_row_groups == 1
+    else:
+        with pa.ipc.new_stream(str(path), table.schema) as writer:
+            writer.write_table(table, max_chunksize=1000)
+    size = path.stat().st_size
+    assert size > 180 << 20
+    done = subprocess.run([sys.executable, "-c", READ, path], capture_output=True, text=True, check=True)
+    found, grown = map(int, done.stdout.split())
+    assert found == num_rows
+    assert grown < size / 3, f"{grown >> 20} MiB for a file of {size >> 20} MiB"

@@ -27,7 +27,7 @@ MODEL = {key: value for key, value in helpers.TINY.items() if key.startswith("mo
 SMALL = MODEL | {
     "batch.sequences": "48", "batch.tokens": "0", "batch.token_budget": "2048", "batch.group_size": "0",
     "train.max_steps": "2", "train.precision": "fp32", "train.exchange_precision": "fp32", "train.threads": "1",
-    "log.tensorboard": "false", "log.level": "quiet",
+    "log.trackers": "none", "log.level": "quiet",
 }  # fmt: skip
 TASK_OPTIONS = TASK | {"data.max_seq_length": "32", "train.max_steps": "2", "train.budget": ""}
 FEWER = {"--shards": "2", "--count": "10", "--workers": "1", "--nproc": "2", "--nexp": "1", "--steps": "4"}

@@ -144,7 +144,7 @@ def test_a_name_that_ends_a_line_is_refused_before_anything_is_written(
 def test_a_report_and_a_board_of_a_run_with_an_odd_name(tmp_path: Path) -> None:
     odd = "x\n<script>alert(1)<script> & \"' $(touch PWNED)"
     data, run = helpers.make_data(tmp_path), tmp_path / odd
-    settings = helpers.tiny_arguments(train__max_steps=2, log__tensorboard=True)
+    settings = helpers.tiny_arguments(train__max_steps=2, log__trackers="tensorboard")
     words = ["pretrain", "bert-tiny", "--data", data, "--run", run, *settings]
     subprocess.run(helpers.command(*words), env=helpers.environment(), check=True, capture_output=True)
     assert list((run / "tensorboard").glob("events.*"))

@@ -21,7 +21,7 @@ def test_ranks_train_alike(encoder: Path, tmp_path: Path) -> None:
             "finetune", "similarity", "--data", data, "--init", encoder, "--run", run, "--nproc", ranks,
             "--max-steps", 4, "--batch-size", 8, "--data.max_seq_length", 32, "--batch.token_budget", 128,
             "--train.threads", 1,
-            "--precision", "fp32", "--lr", "1e-3", "--quiet", "--log.tensorboard", "false",
+            "--precision", "fp32", "--lr", "1e-3", "--quiet", "--log.trackers", "none",
         )  # fmt: skip
         losses.append(helpers.losses(run))
         one, other = helpers.final_weights(tmp_path / "ranks-1"), helpers.final_weights(run)

@@ -348,6 +348,39 @@ def test_binaries_beside_text_are_left_out_and_counted(tmp_path: Path) -> None:
         extract([raw], tmp_path / "other", document_end="file")
 
 
+@pytest.mark.parametrize("part", ["data/{split}-00000-of-00001.parquet", "default/{split}/0000.parquet"])
+def test_parquet_in_the_layout_of_the_hub(tmp_path: Path, capsys: pytest.CaptureFixture[str], part: str) -> None:
+    """Of several splits only train is read, through links as in the Hub's cache, and without the card."""
+    place, blobs = tmp_path / "snapshot", tmp_path / "blobs"
+    blobs.mkdir()
+    for split in ("train", "validation", "test"):
+        table = pa.table({"text": [f"A sentence of {split}. And another one."] * 3})
+        pyarrow.parquet.write_table(table, blobs / split)
+        path = place / part.format(split=split)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.symlink_to(blobs / split)
+    (place / "README.md").write_text("# A card, not text to train on\n")
+    extract([place], tmp_path / "out")
+    assert "of its splits test, train, validation, only train is read" in capsys.readouterr().err
+    text = text_of(tmp_path / "out")
+    assert "sentence of train" in text
+    assert not any(word in text for word in ("validation", "test", "card"))
+    other = place / part.format(split="test")
+    extract([other.parent if "default" in part else other], tmp_path / "named")
+    assert "sentence of test" in text_of(tmp_path / "named"), "a split that is named is read"
+    (place / part.format(split="train")).unlink()
+    with helpers.refused("missing-split", place, "test, validation"):
+        extract([place], tmp_path / "none")
+
+
+def test_numbered_parts_that_are_no_splits_are_all_read(tmp_path: Path) -> None:
+    for name in ("books", "letters"):
+        table = pa.table({"text": [f"A sentence of {name}. And another one."] * 3})
+        pyarrow.parquet.write_table(table, tmp_path / f"{name}-00000-of-00001.parquet")
+    extract([tmp_path], out := tmp_path.parent / f"{tmp_path.name}-out")
+    assert all(f"sentence of {name}" in text_of(out) for name in ("books", "letters"))
+
+
 def test_saved_datasets(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     made = extract([SAVED], tmp_path / "out", text_column="sentence")
     assert made["counts"]["documents"] == 24

@@ -26,7 +26,7 @@ SETTINGS = {
     "train__max_steps": STEPS,
     "checkpoint__every_steps": 5,
     "log__every_steps": 1,
-    "log__tensorboard": True,
+    "log__trackers": "tensorboard",
     "train__deterministic": True,
 }
 SENTENCE = re.compile(r"bertrain: .+ \[[a-z0-9-]+\]")

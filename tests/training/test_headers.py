@@ -34,7 +34,7 @@ EXPERIMENT = {
 }
 TASK = {
     "data.max_seq_length": "32", "train.device": "cpu", "train.precision": "fp32", "train.threads": "1",
-    "log.level": "quiet", "log.tensorboard": "false",
+    "log.level": "quiet", "log.trackers": "none",
 }  # fmt: skip
 
 

@@ -53,7 +53,7 @@ def test_evaluation_leaves_the_training_alone(tmp_path: Path) -> None:
 
 def test_every_step_stands_in_the_metrics_and_on_the_board_once(tmp_path: Path) -> None:
     data, run = helpers.make_data(tmp_path), tmp_path / "run"
-    settings = helpers.tiny_settings(log__tensorboard=True, log__every_steps=7, checkpoint__every_steps=8)
+    settings = helpers.tiny_settings(log__trackers="tensorboard", log__every_steps=7, checkpoint__every_steps=8)
     pretrain(settings, data, run)
     losses = helpers.losses(run)
     for folder in sorted((run / "checkpoints").glob("step-*"))[1:]:
@@ -70,7 +70,7 @@ def test_the_board_has_what_the_metrics_have(tmp_path: Path) -> None:
     """Accuracies, phases, evaluations; and telemetry, which here lies in the folder when the run goes on."""
     data, run = helpers.make_data(tmp_path), tmp_path / "run"
     settings = helpers.tiny_settings(
-        train__max_steps=4, train__max_samples=48, log__tensorboard=True, log__every_steps=2, evaluate__data=data
+        train__max_steps=4, train__max_samples=48, log__trackers="tensorboard", log__every_steps=2, evaluate__data=data
     )
     pretrain(settings, data, run)
     (run / "telemetry.csv").write_text("time,power_w\n1,600\n2,650\n")

@@ -56,7 +56,7 @@ def task_settings(**overrides: object) -> Settings:
     usual = {
         "task.max_score": "5", "data.max_seq_length": "32", "batch.sequences": "8", "batch.token_budget": "64",
         "train.epochs": "2", "train.threads": "1", "train.precision": "fp32", "log.level": "quiet",
-        "log.tensorboard": "false", "optimizer.learning_rate": "1e-3",
+        "log.trackers": "none", "optimizer.learning_rate": "1e-3",
     }  # fmt: skip
     return resolve_task("similarity", usual | given)
 

@@ -22,7 +22,7 @@ from tests import helpers
 
 DEMO = Path(__file__).parents[2] / "demo" / "train-1.txt"
 SMALL = (
-    ("model.hidden_size", "32"), ("model.intermediate_size", "64"), ("log.tensorboard", "false"),
+    ("model.hidden_size", "32"), ("model.intermediate_size", "64"), ("log.trackers", "none"),
     ("evaluate.every_samples", "500"),
 )  # fmt: skip
 WISHES = {"budget": "3s", "evaluation_share": 0.1, "size": "tiny", "overrides": SMALL}
@@ -110,7 +110,7 @@ def test_it_fine_tunes_and_begins_with_weights(made: Trained, tmp_path: Path) ->
         evaluation_share=0.1,
         init=made.model,
         task=f"classify={tmp_path / 'labels.csv'}",
-        overrides=(("log.tensorboard", "false"), ("task.text", "words"), ("task.label", "kind")),
+        overrides=(("log.trackers", "none"), ("task.text", "words"), ("task.label", "kind")),
     )
     assert again.task_metrics["accuracy"] > 0
     poor = replace(again, task_metrics={"accuracy": 0.5, "baseline_accuracy": 0.5})

@@ -31,6 +31,10 @@ DETECTION_BYTES = 1 << 16  # of a file's beginning
 EXTRACT_DESCRIPTION = "extract.json"
 EXTRACT_TRAINING = "train"
 CHECKSUMS = re.compile(r"(\.|_|^)(md5|sha1|sha256|sha512)(sums?)?(\.txt)?$", re.IGNORECASE)
+SPLITS = ("train", "validation", "valid", "dev", "test")
+HUB_PART = re.compile(rf"/(?:(\w+)-\d{{5}}-of-\d{{5}}(?:-\w+)?|({'|'.join(SPLITS)})/\d{{4,5}})\.parquet$")
+"""A file in the Hugging Face Hub's layout: data/train-00000-of-00002.parquet, or default/train/0000.parquet."""
+HUB_CARDS = ("README.md", "dataset_infos.json", "LICENSE", "LICENSE.md", "LICENSE.txt")
 HELD_OUT = ("eval", "held-out", "held_out")
 """Names of files that no folder of training text should have."""
 
@@ -46,7 +50,8 @@ class Span(NamedTuple):
 def find_inputs(inputs: str | Path | Iterable[str | Path]) -> list[Path]:
     """The text files of `inputs`: files as given, the files of folders in order of name.
 
-    Of a folder that the library `datasets` saved, these are the Arrow files, and of several splits those of `train`.
+    Of a folder that the library `datasets` saved, these are the Arrow files, and of several splits those of `train`;
+    the same holds for Parquet files that are named as on the Hugging Face Hub.
     """
     files: list[Path] = []
     entries = [Path(entry) for entry in ([inputs] if isinstance(inputs, str | Path) else inputs)]
@@ -74,12 +79,26 @@ def find_inputs(inputs: str | Path | Iterable[str | Path]) -> list[Path]:
                 remark(f"{folder}: of its splits {', '.join(splits)}, only train is read")
                 inside = [path for path in inside if (folder / "train" in path.parents) or folder not in path.parents]
             saved = {path.parent for path in inside if path.name == "dataset_info.json"}
-            files += [path for path in inside if path.parent not in saved or path.match("[!c]*.arrow")]  # no cache-*
+            inside = [path for path in inside if path.parent not in saved or path.match("[!c]*.arrow")]  # no cache-*
+            files += _training_split(entry, inside)
         elif entry.is_file():
             files.append(entry)
         else:
             raise UserError("missing-input", f"no input file or folder at {entry}")
     return files
+
+
+def _training_split(folder: Path, files: list[Path]) -> list[Path]:
+    """Of Parquet files in the Hub's layout, those of `train`, without the data set's card; others as they are."""
+    found = {path: HUB_PART.search(path.absolute().as_posix()) for path in files}
+    splits = {path: match[1] or match[2] for path, match in found.items() if match}
+    names = sorted(set(splits.values()))
+    if names and "train" not in names and len(names) > 1 and set(names) <= set(SPLITS):
+        raise UserError("missing-split", f"{folder} has no split train but {', '.join(names)}; give one")
+    if "train" in names and len(names) > 1:
+        remark(f"{folder}: of its splits {', '.join(names)}, only train is read")
+        files = [path for path in files if splits.get(path, "train") == "train"]
+    return [path for path in files if not (splits and path.name in HUB_CARDS)]
 
 
 def _refuse_held_out(files: Sequence[Path], cure: str) -> None:

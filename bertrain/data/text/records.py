@@ -347,7 +347,8 @@ def open_columns(path: Path) -> Iterator[tuple[Any, Callable[[list[str], int], I
         magic = file.read(6)
         file.seek(0)
         if magic[:4] == b"PAR1" or path.suffix.lower() == ".parquet":
-            with pyarrow.parquet.ParquetFile(path) as table:
+            # Both options: without either of them, pyarrow reads all of a row group, which may be the whole file.
+            with pyarrow.parquet.ParquetFile(path, buffer_size=_CHUNK, pre_buffer=False) as table:
                 yield table.schema_arrow, lambda columns, rows: table.iter_batches(rows, columns=columns)
         elif magic == b"ARROW1":
             reader = pa.ipc.open_file(file)
