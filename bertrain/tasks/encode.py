@@ -8,7 +8,7 @@ import numpy as np
 
 from bertrain.data.formats.block import Block, Values, concatenate, join_segments, offsets_of
 from bertrain.data.formats.masking import Ints
-from bertrain.data.text.tokenizer import Tokenizer
+from bertrain.data.text.tokenizer import AnyTokenizer, open_tokenizer
 from bertrain.data.text.vocabulary import Vocabulary
 
 CHUNK_ROWS = 16384  # tokenized together: the indices of their tokens take some 20 MB
@@ -19,14 +19,14 @@ def encode_texts(
     first: Sequence[str],
     second: Sequence[str] | None,
     max_seq_length: int,
-    tokenizer: Tokenizer | None = None,
+    tokenizer: AnyTokenizer | None = None,
 ) -> tuple[Block, int]:
     """Encode the texts, and count those truncated to `max_seq_length` tokens.
 
     The longer text of a pair loses its last token until the pair fits; of two of equal length, the second.
     A `tokenizer` of the vocabulary keeps its cache of words from one call to the next.
     """
-    tokenizer = tokenizer or Tokenizer(vocabulary)
+    tokenizer = tokenizer or open_tokenizer(vocabulary)
     blocks: list[Block] = []
     num_truncated = 0
     for start in range(0, max(len(first), 1), CHUNK_ROWS):
@@ -51,7 +51,7 @@ def truncate_pairs(lengths_a: Ints, lengths_b: Ints, max_length: int) -> tuple[I
     return kept_a, kept_b
 
 
-def _encode(tokenizer: Tokenizer, texts: Sequence[str]) -> tuple[Values, Ints]:
+def _encode(tokenizer: AnyTokenizer, texts: Sequence[str]) -> tuple[Values, Ints]:
     """The tokens of all texts, concatenated, and the length of each text."""
     encoded = [tokenizer.encode_raw(text) for text in texts]
     lengths = np.fromiter(map(len, encoded), np.int64, len(encoded)) // tokenizer.dtype.itemsize

@@ -12,7 +12,7 @@ from bertrain.base.errors import UserError
 from bertrain.data.feed.assemble import assemble_batch
 from bertrain.data.feed.batching import Capacity, choose_policy
 from bertrain.data.formats.block import Block, Masks
-from bertrain.data.text.tokenizer import Tokenizer
+from bertrain.data.text.tokenizer import build_pipeline, open_tokenizer
 from bertrain.data.text.vocabulary import Vocabulary
 from bertrain.model.batch import IGNORED, Batch
 from bertrain.model.encoder import EncoderModel
@@ -44,7 +44,9 @@ def fill_mask(source: str | Path, sentences: str | list[str], *, top: int = 5) -
 @torch.no_grad()
 def _fill(model: EncoderModel, vocabulary: Vocabulary, sentence: str, top: int) -> list[list[Guess]]:
     mask = vocabulary.id_of("[MASK]")
-    pieces = Tokenizer(vocabulary).encode(sentence.split("[MASK]"))
+    *before, last = sentence.replace(vocabulary.words[mask], "[MASK]").split("[MASK]")
+    # A mask stands for a word with the space before it.
+    pieces = open_tokenizer(vocabulary).encode([*(part.rstrip() for part in before), last])
     tokens = [vocabulary.id_of("[CLS]"), *pieces[0]]
     for piece in pieces[1:]:
         tokens += [mask, *piece]
@@ -58,9 +60,17 @@ def _fill(model: EncoderModel, vocabulary: Vocabulary, sentence: str, top: int) 
     logits = model(one_sequence(tokens, positions)).mlm_logits[:, : len(vocabulary.words)]
     probabilities, words = logits.softmax(-1).topk(min(top, logits.shape[1]))
     return [
-        [Guess(vocabulary.words[word], probability) for word, probability in zip(*row, strict=True)]
+        [Guess(show_word(vocabulary, word), probability) for word, probability in zip(*row, strict=True)]
         for row in zip(words.tolist(), probabilities.tolist(), strict=True)
     ]
+
+
+def show_word(vocabulary: Vocabulary, number: int) -> str:
+    """A word as people write it; pieces of BERT's keep their ##."""
+    word = vocabulary.words[number]
+    if not vocabulary.tokenizer or word in vocabulary.special:
+        return word
+    return str(build_pipeline(vocabulary).decode([number], skip_special_tokens=False)).strip() or word
 
 
 def one_sequence(tokens: list[int], positions: list[int]) -> Batch:

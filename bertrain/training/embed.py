@@ -19,7 +19,7 @@ from bertrain.config.choices import EmbeddingPrecision, Pooling
 from bertrain.config.settings import BatchSettings, DataSettings, Settings, TaskSettings, TrainSettings
 from bertrain.data.feed.loader import Loader, in_background
 from bertrain.data.formats.block import Block
-from bertrain.data.text.tokenizer import Tokenizer
+from bertrain.data.text.tokenizer import AnyTokenizer, open_tokenizer
 from bertrain.data.text.vocabulary import Vocabulary
 from bertrain.ranks import parallel
 from bertrain.ranks.parallel import Ranks
@@ -102,7 +102,7 @@ class Encoder:
         )
         return Encoder(weights, vocabulary, pipeline, settings)
 
-    def encode(self, texts: Sequence[str], tokenizer: Tokenizer | None = None) -> tuple[Block, int]:
+    def encode(self, texts: Sequence[str], tokenizer: AnyTokenizer | None = None) -> tuple[Block, int]:
         """The tokens of texts, and the number of texts that were truncated."""
         return encode_texts(self.vocabulary, texts, None, self.pipeline.max_seq_length, tokenizer)
 
@@ -239,7 +239,7 @@ def _parts(
     encoder: Encoder, file: TextFile, own: set[int]
 ) -> Iterator[tuple[int, list[str | None], tuple[Block, int]]]:
     """The parts of a file that this rank embeds: number, ids, and tokens with the number of truncated texts."""
-    rows, tokenizer = iter(file), Tokenizer(encoder.vocabulary)
+    rows, tokenizer = iter(file), open_tokenizer(encoder.vocabulary)
     for number in range(max(own, default=-1) + 1):
         part = list(islice(rows, SHARD_ROWS))
         if number in own:
