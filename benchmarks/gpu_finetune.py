@@ -191,7 +191,6 @@ def run_trainer(
         PrinterCallback,
         Trainer,
         TrainerCallback,
-        TrainingArguments,
         set_seed,
     )
 
@@ -207,7 +206,7 @@ def run_trainer(
             if between and seen // between > (seen - settings.batch.sequences) // between:
                 evaluations.append(their_figures(trainer, work))
 
-    optimizer, train = settings.optimizer, settings.train
+    train = settings.train
     set_seed(seed)
     # Said beforehand that lengths differ, so that it need not find out by compiling again.
     os.environ["ACCELERATE_DYNAMO_USE_DYNAMIC"] = "true"
@@ -215,29 +214,14 @@ def run_trainer(
     torch.utils.data._utils.MP_STATUS_CHECK_INTERVAL = 0.2
     model = their_model(work).to(DEVICE)
     with tempfile.TemporaryDirectory() as folder:
-        arguments = TrainingArguments(
-            output_dir=folder,
-            per_device_train_batch_size=settings.batch.sequences,
-            per_device_eval_batch_size=EVALUATION_BATCH,
+        arguments = training_arguments(
+            settings,
+            folder,
+            seed,
+            workers=WORKERS if for_speed else 1,  # several runs at a time share the cores
             num_train_epochs=train.epochs or 1,
             max_steps=-1 if train.epochs else train.max_steps,  # -1: by epochs
-            learning_rate=optimizer.learning_rate,
-            lr_scheduler_type="linear",
-            warmup_steps=settings.schedule.warmup_share,  # below 1 it is a share
-            max_grad_norm=optimizer.clip_norm,
-            bf16=train.precision == "bf16",
-            use_cpu=DEVICE.type == "cpu",
             torch_compile=compiled,
-            dataloader_num_workers=WORKERS if for_speed else 1,  # several runs at a time share the cores
-            dataloader_persistent_workers=True,
-            dataloader_pin_memory=DEVICE.type == "cuda",
-            logging_strategy="no",
-            logging_nan_inf_filter=False,  # it would wait for the device at each step
-            save_strategy="no",
-            report_to="none",
-            disable_tqdm=True,
-            remove_unused_columns=False,
-            seed=seed,
         )
         trainer = Trainer(
             model=model,
@@ -250,6 +234,34 @@ def run_trainer(
         trainer.remove_callback(PrinterCallback)
         trainer.train()
         return evaluations if for_speed else [*evaluations, their_figures(trainer, work)]
+
+
+def training_arguments(settings: Settings, folder: str | Path, seed: int, *, workers: int, **more: Any) -> Any:
+    """Our settings in the Trainer's words, and what makes it as fast as it can be; `more` has its length."""
+    from transformers import TrainingArguments
+
+    return TrainingArguments(
+        output_dir=str(folder),
+        per_device_train_batch_size=settings.batch.sequences,
+        per_device_eval_batch_size=EVALUATION_BATCH,
+        learning_rate=settings.optimizer.learning_rate,
+        lr_scheduler_type="linear",
+        warmup_steps=settings.schedule.warmup_share,  # below 1 it is a share
+        max_grad_norm=settings.optimizer.clip_norm,
+        bf16=settings.train.precision == "bf16",
+        use_cpu=DEVICE.type == "cpu",
+        dataloader_num_workers=workers,
+        dataloader_persistent_workers=workers > 0,
+        dataloader_pin_memory=DEVICE.type == "cuda",
+        logging_strategy="no",
+        logging_nan_inf_filter=False,  # it would wait for the device at each step
+        save_strategy="no",
+        report_to="none",
+        disable_tqdm=True,
+        remove_unused_columns=False,
+        seed=seed,
+        **more,
+    )
 
 
 def their_figures(trainer: Any, work: Work) -> dict[str, float]:

@@ -2,12 +2,13 @@
 
     python benchmarks/plan.py [--output benchmarks/results/plan.json]
 
-published.csv has the results with their sources. The model is calibrated on one single-node result of each GPU family,
-marked there: one factor on the time of all computation. One more single-node result, Fujitsu's 4 H100 with 224
-sequences on each, tells how many kernels NVIDIA's code launches: a step of 96 sequences on each of 8 H100 has more of
-its time in them. `strict` leaves that out and takes bertrain's own number. Links are as stated by their makers, 80 % of
-them reached. Nothing is fitted to results of several nodes, and the score counts those alone. "sequences/s" is samples
-over the whole run, evaluations and start-up included, as the logs have it; "minutes" adds MLPerf's convergence points.
+bertrain/mlperf/published.csv has the results with their sources. The model is calibrated on one single-node result of
+each GPU family, marked there: one factor on the time of all computation. One more single-node result, Fujitsu's 4 H100
+with 224 sequences on each, tells how many kernels NVIDIA's code launches: a step of 96 sequences on each of 8 H100 has
+more of its time in them. `strict` leaves that out and takes bertrain's own number. Links are as stated by their
+makers, 80 % of them reached. Nothing is fitted to results of several nodes, and the score counts those alone.
+"sequences/s" is samples over the whole run, evaluations and start-up included, as the logs have it; "minutes" adds
+MLPerf's convergence points.
 """
 
 from __future__ import annotations
@@ -233,8 +234,8 @@ def main() -> None:
     parser.add_argument("--output", type=Path, help="write the predictions as JSON here")
     arguments = parser.parse_args()
     base = resolve("mlperf-nvidia-1x8x48-packed", [])
-    with open(HERE / "published.csv") as file:
-        published = list(csv.DictReader(file))
+    with open(HERE.parent / "bertrain/mlperf/published.csv") as file:
+        published = [row for row in csv.DictReader(file) if row["role"] != "not planned"]
     eight, four = (next(row for row in published if row["system"] == name) for name in LAUNCH_ROWS)
     found: dict[str, Any] = {}
     for name, launches in (("strict", 1.0), ("calibrated", count_launches(eight, four, base))):

@@ -29,7 +29,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from gpu_finetune import DEVICE, EVALUATION_BATCH, at_each_step, machine, silence
+from gpu_finetune import DEVICE, WORKERS, at_each_step, machine, silence, training_arguments
 
 from bertrain.config.settings import Settings
 from bertrain.data.formats.block import Block
@@ -87,7 +87,6 @@ def run_theirs(
         PrinterCallback,
         Trainer,
         TrainerCallback,
-        TrainingArguments,
         set_seed,
     )
 
@@ -119,27 +118,8 @@ def run_theirs(
         eps=optimizer.epsilon,
         fused=DEVICE.type == "cuda",
     )
-    arguments = TrainingArguments(
-        output_dir=str(folder),
-        per_device_train_batch_size=settings.batch.sequences,
-        per_device_eval_batch_size=EVALUATION_BATCH,
-        max_steps=train.max_steps,
-        lr_scheduler_type="linear",
-        warmup_steps=settings.schedule.warmup_share,  # below 1 it is a share
-        max_grad_norm=optimizer.clip_norm,
-        bf16=train.precision == "bf16",
-        use_cpu=DEVICE.type == "cpu",
-        dataloader_num_workers=4 if DEVICE.type == "cuda" else 0,
-        dataloader_persistent_workers=DEVICE.type == "cuda",
-        dataloader_pin_memory=DEVICE.type == "cuda",
-        logging_strategy="no",
-        logging_nan_inf_filter=False,  # it would wait for the device at each step
-        save_strategy="no",
-        report_to="none",
-        disable_tqdm=True,
-        remove_unused_columns=False,
-        seed=train.seed,
-    )
+    workers = WORKERS if DEVICE.type == "cuda" else 0
+    arguments = training_arguments(settings, folder, train.seed, workers=workers, max_steps=train.max_steps)
     collator = DataCollatorForTokenClassification(AutoTokenizer.from_pretrained(weights), pad_to_multiple_of=8)
     training = Rows(task.training().block, with_labels=True)
     trainer = Trainer(

@@ -38,6 +38,7 @@ TOPICS = {
     "base": "This machine",
     "reports": "Reports and profiles",
     "profiling": "Reports and profiles",
+    "serving": "Serving",
     "launch": "Clusters",
     "mlperf": "MLPerf",
 }

@@ -52,7 +52,7 @@ SHARD_COLUMNS = {
 RUN_FOLDER = {
     "config.json": "the resolved settings, which data it was (folder and fingerprint), the weights it began with, and "
     "what `--budget` fitted",
-    "environment.json": "one entry for each start: time, machine, ranks, versions",
+    "environment.json": "one entry for each start: time, machine, ranks, versions, predicted step time",
     "vocab.txt": "the vocabulary, so that the weights can be used without the data",
     "metrics.jsonl": "one JSON object per line: every step once, every evaluation, the times of each rank, the end",
     "logs": "`rank-N.jsonl`: what each rank said (`bertrain logs` reads it), 8 MiB and as much in `rank-N.jsonl.1`",
@@ -73,6 +73,7 @@ ENVIRONMENT_FIELDS = {
     "torch": "version",
     "numpy": "version",
     "bertrain": "version",
+    "predicted_step_ms": "milliseconds of a step by `bertrain plan`'s model; null if it does not know the device",
 }
 CHECKPOINT = {
     "model.safetensors": "weights by parameter name, fp32",

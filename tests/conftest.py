@@ -1,11 +1,26 @@
-"""Settings shared by all tests."""
+"""Settings and fixtures shared by all tests."""
+
+from __future__ import annotations
 
 import os
+from typing import TYPE_CHECKING
 
+import pytest
 from hypothesis import settings
+
+if TYPE_CHECKING:
+    from tests.miniature_tasks import Miniature
 
 os.environ.setdefault("OMP_WAIT_POLICY", "passive")  # as the command line sets it, before torch is loaded
 
 # A deadline per example is an assertion about the clock of a shared machine.
 settings.register_profile("bertrain", deadline=None, max_examples=60)
 settings.load_profile("bertrain")
+
+
+@pytest.fixture(scope="module")
+def mini(tmp_path_factory: pytest.TempPathFactory) -> Miniature:
+    """Small weights, and a small table or text for each kind of task."""
+    from tests import miniature_tasks
+
+    return miniature_tasks.make_miniature(tmp_path_factory.mktemp("miniature"))

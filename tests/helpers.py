@@ -22,9 +22,12 @@ from bertrain.base.errors import UserError
 from bertrain.base.machine import cpu_flags
 from bertrain.config.resolve import resolve
 from bertrain.config.settings import ModelSettings, Settings
-from bertrain.data.formats.block import Block
+from bertrain.data.feed.assemble import assemble_batch
+from bertrain.data.feed.batching import Capacity, choose_policy
+from bertrain.data.formats.block import Block, Masks
 from bertrain.data.formats.packing import plan_packing
 from bertrain.data.prepare.prepare import prepare
+from bertrain.model.batch import IGNORED, Batch
 from bertrain.model.bert import Bert
 from bertrain.weights.huggingface import huggingface_names
 
@@ -207,6 +210,15 @@ def build_model(settings: ModelSettings, seed: int = 1) -> Bert:
             mean = 1.0 if name.endswith("norm.weight") else 0.0
             parameter.copy_(mean + 0.1 * torch.randn(parameter.shape, generator=generator))
     return model
+
+
+def one_sequence(tokens: list[int], positions: list[int]) -> Batch:
+    """A batch of a single sequence of one segment, with tokens to predict at `positions`."""
+    length, count = len(tokens), len(positions)
+    masks = Masks(np.array([count]), np.array(positions), np.full(count, IGNORED))
+    block = Block(np.array(tokens), np.array([length]), np.array([length]), np.array([0]), masks)
+    policy, shape = choose_policy("budget"), Capacity(length, 1, count)
+    return assemble_batch(block, policy=policy, shape=shape, max_seq_length=length, pad_id=0, dropout_seed=0)
 
 
 def third_of(tensor: torch.Tensor, third: int) -> torch.Tensor:

@@ -12,10 +12,20 @@ from pathlib import Path
 from typing import Any
 from unittest import mock
 
+import torch
+
 from bertrain.cli import main
 from bertrain.config.settings import Settings
+from bertrain.data.text.vocabulary import Vocabulary
+from bertrain.ranks.parallel import Ranks
+from bertrain.run.folder import Run
+from bertrain.tasks.registry import open_task
+from bertrain.tasks.task import Split, TaskOutputs
+from bertrain.training.engine import predictor
 from bertrain.training.start import pretrain
+from bertrain.training.task_evaluator import TaskEvaluator
 from bertrain.training.task_settings import resolve_task
+from bertrain.weights.source import build_model, read_weights
 from tests import helpers
 
 COLOURS = ("red", "green", "blue")
@@ -164,3 +174,12 @@ def command_line(*words: object, check: bool = True) -> Ended:
     ended = Ended(int(code or 0), out.getvalue(), err.getvalue())
     assert not check or ended.code == 0, ended
     return ended
+
+
+def outputs_of(run: Path, split: Split, words: Vocabulary) -> TaskOutputs:
+    """What a run's model says of a split, computed in flat bins."""
+    settings, cpu = Run.open(run).settings, torch.device("cpu")
+    task = open_task(settings, Run.open(run).data, words)
+    judge = TaskEvaluator(task, {split.name: split}, settings, Run.open(run).data, words)
+    said, _ = judge.outputs(split, predictor(build_model(read_weights(run)), settings, cpu), Ranks(0, 1, cpu))
+    return said

@@ -8,7 +8,8 @@ EXIT_INTERRUPTED = 130
 
 EXIT_CODES = {
     0: "done",
-    1: "a bug, with its traceback; with `--nproc`, a rank that failed or was killed",
+    1: "a bug, with its traceback; with `--nproc`, a rank that failed or was killed; a check that does not pass, or "
+    "`mlperf run` without an experiment that converged",
     EXIT_USER_ERROR: "an error that the user can fix, in one sentence with a code",
     EXIT_LOST_RANK: "this rank lost a peer; the launcher reports the cause",
     EXIT_REQUEUE: "stopped by SIGTERM or SIGUSR1 and saved; start the command again (or requeue the job) to continue",

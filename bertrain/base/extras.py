@@ -18,7 +18,9 @@ EXTRAS = {  # module: the extra that installs it, and what needs it
     "onnxruntime": ("onnx", "checking an ONNX export"),
     "scipy": ("pack", "packing by nnlshp"),
     "sklearn": ("finetune", "computing the metrics of fine-tuning"),
+    "starlette": ("serve", "serving over HTTP"),
     "tensorboard": ("tensorboard", "writing TensorBoard events"),
+    "uvicorn": ("serve", "serving over HTTP"),
 }
 
 

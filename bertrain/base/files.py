@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import json
 import os
 import shutil
 import signal
@@ -76,7 +77,7 @@ def replacing(path: Path) -> Iterator[TextIO]:
 
 
 def save_tensors(tensors: dict[str, Tensor], path: Path, metadata: dict[str, str] | None = None) -> None:
-    """Write a safetensors file with the permissions of a new file."""
+    """Write a safetensors file with the permissions of a new file; equal tensors and metadata make equal files."""
     from safetensors import SafetensorError
     from safetensors.torch import save_file
 
@@ -87,6 +88,20 @@ def save_tensors(tensors: dict[str, Tensor], path: Path, metadata: dict[str, str
     except SafetensorError as error:
         raise OSError(str(error)) from None  # safetensors wraps the system's error in text
     path.chmod(mode)  # safetensors writes a temporary file that only the owner can read
+    if metadata:
+        _sort_metadata(path)
+
+
+def _sort_metadata(path: Path) -> None:
+    """Sort the metadata of a safetensors file, which the library writes in any order; its length stays the same."""
+    with open(path, "r+b") as file:
+        size = int.from_bytes(file.read(8), "little")
+        header = json.loads(file.read(size))
+        header["__metadata__"] = dict(sorted(header["__metadata__"].items()))
+        text = json.dumps(header, ensure_ascii=False, separators=(",", ":")).encode()
+        if len(text) <= size:  # it might be longer for names with control characters
+            file.seek(8)
+            file.write(text.ljust(size))
 
 
 def sync(folder: Path, *, files: bool = True) -> None:

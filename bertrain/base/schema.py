@@ -14,7 +14,7 @@ import math
 from functools import cache
 from pathlib import Path
 from types import UnionType
-from typing import Annotated, Any, Literal, NoReturn, Union, get_args, get_origin, get_type_hints
+from typing import Annotated, Any, Literal, NoReturn, TypeGuard, Union, get_args, get_origin, get_type_hints
 
 MAX_DEPTH, MAX_DIGITS = 50, 300  # the digits that a float can hold
 INT64 = range(-(2**63), 2**63)
@@ -55,6 +55,11 @@ def _refuse_depth(content: Any, depth: int = 0) -> None:
             _refuse_depth(one, depth + 1)
 
 
+def is_number(value: object) -> TypeGuard[float]:
+    """Whether it is a finite number that fits in 64 bits: `math.isfinite` fails on larger integers."""
+    return (type(value) is int and value in INT64) or (type(value) is float and math.isfinite(value))
+
+
 def check_value(value: Any, schema: Any, where: str = "") -> Any:
     """A parsed value as its schema says; raises JsonError."""
     if schema is Any:
@@ -62,10 +67,9 @@ def check_value(value: Any, schema: Any, where: str = "") -> Any:
     if schema is Path:
         return Path(_expect(value, str, where))
     if schema is float:
-        is_number = type(value) is float or (type(value) is int and value in INT64)
-        if not is_number and value is not None:
+        if value is not None and type(value) is not float and not is_number(value):
             _refuse(value, where, "a number")
-        return float(value) if is_number and math.isfinite(value) else math.nan
+        return float(value) if is_number(value) else math.nan
     if schema is int or schema is Count:
         is_int = type(value) is int and value in INT64 and (schema is int or value >= 0)
         return value if is_int else _refuse(value, where, "a whole number" if schema is int else "a count")

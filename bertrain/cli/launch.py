@@ -16,9 +16,11 @@ from typer import Option
 from bertrain.base.errors import UserError
 from bertrain.cli import options
 from bertrain.launch.job import JobSpec, Launcher, MpiType, Placement, Runtime, Task, make_job, place
+from bertrain.planning.devices import find_gpu
 
 if TYPE_CHECKING:
     from bertrain.config.settings import Settings
+    from bertrain.planning.devices import Gpu
 
 app = options.new_app("launch", "Run a bertrain command as a job, on this machine or a cluster.")
 
@@ -34,6 +36,9 @@ def _launch(
     launcher: Launcher,
     job: Annotated[Path | None, Option(help="the job folder to create; default: jobs/NAME-1, -2, ...")] = None,
     dry_run: Annotated[bool, Option("--dry-run", help="check the command, print the script and write nothing")] = False,
+    gpu: Annotated[
+        str, Option(help="the nodes' GPU, such as h100: also print the time that `bertrain plan` predicts")
+    ] = "",
     repeats: Annotated[int, Option(min=1, help="number of runs RUN-1, RUN-2, ...; their seeds count up")] = 1,
     env: Annotated[
         list[str] | None, Option(metavar="NAME[=VALUE]", help="a variable for the ranks; repeatable")
@@ -46,7 +51,9 @@ def _launch(
         form = f"bertrain launch {launcher} [OPTIONS] -- pretrain bert-tiny --data data --run runs/tiny"
         raise UserError("missing-command", f"write the command to launch behind --, such as: {form}")
     placement = place(launcher, JobSpec(**{"runtime": "apptainer", "env": tuple(env or ())} | resources))
-    submission = Submission(placement, job, repeats, dry_run)
+    if gpu and not placement.spec.gpus_per_node:
+        raise UserError("conflicting-options", f"--gpu {gpu} is for --gpus-per-node; leave one of them out")
+    submission = Submission(placement, job, repeats, dry_run, find_gpu(gpu) if gpu else None)
     root = context.find_root()
     verb: Any = root.command
     rest = list(words)
@@ -71,6 +78,7 @@ class Submission:
     folder: Path | None
     repeats: int
     dry_run: bool
+    gpu: Gpu | None = None
 
     @property
     def world(self) -> int:
@@ -89,12 +97,38 @@ class Submission:
         if self.repeats > 1:
             tasks = repeat_task(tasks, self.repeats, settings)
         job = make_job(self.placement, tasks, data=data, restarts=restarts, folder=self.folder)
+        time = self.predict(commands[0], settings, data)
         if self.dry_run:
-            print(job_script(job))
+            print("\n".join([job_script(job), *(f"# {line}" for line in time)]))
             return
         what = f"{job.world} rank(s)" + (f", {len(tasks)} tasks" if len(tasks) > 1 else "")
         print(f"job {job.folder}: {what}; follow it with `bertrain launch logs {job.folder}`", flush=True)
+        if self.gpu is not None:
+            print(*time, sep="\n", flush=True)
         print(f"submitted as {submit_job(job, settings)}")
+
+    def predict(self, command: Sequence[str], settings: Settings | None, data: Sequence[Path]) -> list[str]:
+        """The time of a job that pre-trains on GPUs, in a line, or why it is not known; nothing for other jobs."""
+        is_planned = command[0] == "pretrain" or list(command[:2]) == ["mlperf", "run"]
+        if settings is None or not is_planned:
+            if self.gpu is not None:
+                raise UserError("option-without-effect", "--gpu is for `pretrain` and `mlperf run`; leave it out")
+            return []
+        if not self.placement.spec.gpus_per_node:
+            return []
+        if self.gpu is None:
+            return ["time: not predicted, as the nodes' GPU is not known here; name it, such as --gpu h100"]
+        if not data[0].exists():
+            return [f"time: not predicted, as {data[0]} is not on this machine"]
+        from bertrain.data.formats.source import open_data
+        from bertrain.planning.plan import predict_run
+        from bertrain.training.resolve_auto import fit_to_data
+
+        source = open_data(data[0], vocab=settings.data.vocab, verify="size", quiet=True)
+        fitted, _ = fit_to_data(settings, source)
+        per_node = self.placement.spec.ranks_per_node
+        found = predict_run(fitted, source.lengths, self.gpu, self.world, per_node)
+        return [found.text() if found else f"time: not predicted; plans do not cover these settings on {self.gpu.name}"]
 
 
 def repeat_task(tasks: Sequence[Task], repeats: int, settings: Settings | None) -> list[Task]:

@@ -18,7 +18,7 @@ from typer import Option
 from bertrain import __version__
 from bertrain.base import errors
 from bertrain.base.machine import is_first_rank, under_launcher
-from bertrain.cli import about, data, launch, mlperf, plan, profile, reports, tasks, train, weights
+from bertrain.cli import about, data, launch, mlperf, plan, profile, reports, serve, tasks, train, weights
 from bertrain.cli.options import brief_help, new_app, refuse_misspelled
 from bertrain.cli.pipeline import pipeline_app
 from bertrain.ranks.signals import INTERRUPTS, end_with_launcher, note_interrupt
@@ -40,7 +40,7 @@ app = new_app(
     pretty_exceptions_enable=False,
 )
 app.add_typer(pipeline_app)
-for verbs in (train, tasks, reports, about, data, weights, mlperf, plan, profile, launch):
+for verbs in (train, tasks, serve, reports, about, data, weights, mlperf, plan, profile, launch):
     app.add_typer(verbs.app)
 
 
@@ -128,7 +128,10 @@ def _call_verb(words: list[str]) -> Any:
             print(message)
             return 0
         if context is not None:
-            refuse_misspelled(context.command, words)
+            if words[:1] == ["launch"] and not context.command_path.startswith("bertrain launch"):
+                words = words[words.index("--") + 1 :]  # the error is of the verb behind it
+            if not hasattr(context.command, "commands") or words[0].startswith("-"):
+                refuse_misspelled(context.command, words)  # the options of a misspelled verb are not known
             if words == context.command_path.split()[1:]:  # a verb without its arguments
                 print(brief_help(context), flush=True)
         message, see = message.rstrip("."), f"`{context.command_path if context else 'bertrain'} --help`"

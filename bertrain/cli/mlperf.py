@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from collections.abc import Sequence
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
@@ -17,6 +18,7 @@ from bertrain.weights.hub import absolute
 
 if TYPE_CHECKING:
     from bertrain.mlperf.check import SubmissionCheck
+    from bertrain.mlperf.published import Comparison
     from bertrain.mlperf.show import LogSummary
 
 app = options.new_app("mlperf", "MLPerf: experiments that train to a target, their logs, and the official checks.")
@@ -42,7 +44,7 @@ def mlperf_run(
 
     Any setting can be given as --section.field VALUE; evaluate.data is required. The target is 0.720 and evaluations
     follow MLPerf's rule, unless settings say otherwise. Existing results are kept; an experiment that crashes does not
-    count and is repeated.
+    count and is repeated. The exit code is 1 if no experiment reached the target.
 
     Example: bertrain mlperf run mlperf-nvidia-1x8x48-packed --data data/ --evaluate.data eval/ --init mlperf/ --nproc 8
     --out results/
@@ -71,6 +73,9 @@ def mlperf_run(
     if only is None:
         checked = run_experiments(settings, data, out, nexp=nexp, init=beginning, nproc=nproc, attempts=attempts)
         _print_verdict(checked, as_json=False)
+        if not checked.score.converged:
+            print(f"none of {checked.score.results} experiment(s) reached the target: exit code 1")
+            raise typer.Exit(1)
     elif only == "probe":
         accuracy = probe_initial_weights(settings, beginning)
         if is_first_rank():
@@ -137,34 +142,59 @@ def _print_verdict(checked: SubmissionCheck, *, as_json: bool) -> None:
 
 @app.command("show")
 def mlperf_show(
-    files: Annotated[list[Path], Argument(metavar="FILE...", help="MLPerf logs of any submitter")],
+    files: Annotated[list[Path], Argument(metavar="FILE|RECIPE...", help="MLPerf logs of any submitter, or recipes")],
     plot: Annotated[Path | None, Option(help="plot their accuracies into this .svg file")] = None,
     ranks: Annotated[int, Option(min=0, help="accelerators; 0: as many as the log has")] = 0,
     as_json: options.AsJson = False,
 ) -> None:
     """Print time to train, samples to converge, accuracies and sequences per second of MLPerf logs of BERT.
 
-    With --json, print a line for each log, and one with the score if they are several runs of one system.
+    Beside a log or a recipe stand the fastest published results of that batch on as many accelerators, the rate that
+    bertrain reached on one such GPU, and a prediction of `bertrain plan`. With --json, print a line for each log and
+    recipe, and one with the score if they are several runs of one system.
 
     Example: bertrain mlperf show results/result_0.txt --plot accuracy.svg
     """
+    from bertrain.config.recipe import recipe_names
+    from bertrain.mlperf.published import compare_batch, compare_recipe
     from bertrain.mlperf.show import MIN_SCORED, find_mixture, plot_logs, score_runs, show_logs
 
+    recipes = {
+        str(file): compare_recipe(str(file)) for file in files if str(file) in recipe_names() and not file.exists()
+    }
+    files = [file for file in files if str(file) not in recipes]
     logs = show_logs(files, ranks=ranks)
-    score = score_runs(logs) if len(logs) >= MIN_SCORED and not find_mixture(logs) else None
+    published = {log.file: compare_batch(log.global_batch_size, log.ranks) for log in logs}
+    is_one_system = not find_mixture(logs)
+    score = score_runs(logs) if len(logs) >= MIN_SCORED and is_one_system else None
     if plot is not None:
+        if not files:
+            raise UserError("conflicting-options", "--plot draws logs; name one, or leave it out")
         plot_logs(files, plot)
     if as_json:
-        for record in (*logs, *([{"score": score}] if score is not None else [])):
+        records = [asdict(log) | {"published": published[log.file]} for log in logs]
+        named = [{"recipe": name, "published": found} for name, found in recipes.items()]
+        for record in (*records, *named, *([{"score": score}] if score is not None else [])):
             options.printed_json(record, as_json)
         return
     for log in logs:
         _describe(log, whole=len(logs) == 1)
+        if not is_one_system:
+            _compare(log, published[log.file])
     if score is not None:
         minutes = f"{score.minutes:.4f} minutes" if score.minutes is not None else f"none: {score.reason}"
         print(f"score of these {score.results}, the fastest and the slowest left out: {minutes}")
+    if logs and is_one_system:
+        _compare(logs[0], published[logs[0].file])
+    for name, found in recipes.items():
+        print("\n".join([name, *(line for one in found for line in one.lines())]))
     if plot is not None:
         print(plot)
+
+
+def _compare(log: LogSummary, published: Sequence[Comparison]) -> None:
+    none = f"published: nothing in our table with a batch of {log.global_batch_size} on {log.ranks} accelerators"
+    print("\n".join(line for one in published for line in one.lines()) or none)
 
 
 def _describe(log: LogSummary, *, whole: bool) -> None:

@@ -31,7 +31,8 @@ def plan(
     count: Annotated[str, Option(help="numbers of GPUs, such as 8,64,512")] = "8",
     data: Annotated[Path | None, Option(help="a data folder, for the lengths of its examples")] = None,
     lengths: Annotated[
-        Path | None, Option(help="a .csv of lengths (columns length, sequences), instead of --data")
+        Path | None,
+        Option(help="a .csv of lengths (columns length, sequences) instead of --data; mlperf: those of MLPerf's data"),
     ] = None,
     per_node: Annotated[int, Option(min=1, help="GPUs of one machine")] = 8,
     network: Annotated[
@@ -62,7 +63,8 @@ def plan(
     from bertrain.planning.step_time import Cluster
 
     chosen = find_gpu(gpu)
-    settings, sample, notes = _fit(config.resolve(recipe, overrides, settings_file), chosen, data, lengths)
+    resolved = config.resolve(recipe, overrides, settings_file)
+    settings, sample, notes = _fit(resolved, chosen, data, lengths, for_target=target > 0)
     variation = jitter / 100
     if calibrate is not None:
         chosen, variation, note = _calibrate(chosen, calibrate, sample)
@@ -102,11 +104,16 @@ def _counts(text: str) -> list[int]:
     return [int(word) for word in words]
 
 
-def _fit(settings: Settings, gpu: Gpu, data: Path | None, lengths: Path | None) -> tuple[Settings, Ints, list[str]]:
-    """Settings without anything open, the lengths of examples, and notes about both."""
+def _fit(
+    settings: Settings, gpu: Gpu, data: Path | None, lengths: Path | None, *, for_target: bool
+) -> tuple[Settings, Ints, list[str]]:
+    """Settings without anything open, the lengths of examples, and notes about both.
+
+    Convergence points are of training on MLPerf's data, so a target without other lengths is planned with those.
+    """
     import numpy as np
 
-    from bertrain.planning.plan import lengths_of
+    from bertrain.planning.plan import MLPERF_LENGTHS, lengths_of
 
     if data is not None and lengths is not None:
         raise UserError("conflicting-options", "--data and --lengths both give lengths; leave one of them out")
@@ -130,8 +137,12 @@ def _fit(settings: Settings, gpu: Gpu, data: Path | None, lengths: Path | None) 
     longest = sizes.max_seq_length or model.max_positions
     sizes = replace(sizes, max_seq_length=longest, max_predictions=sizes.max_predictions or longest * 3 // 20)
     settings = replace(settings, model=replace(model, vocab_size=model.vocab_size or VOCABULARY), data=sizes)
+    if lengths is None and for_target:
+        notes.append("no --data and no --lengths: those of MLPerf's data, as the target's convergence points")
+        lengths = MLPERF_LENGTHS
     if lengths is not None:
-        return settings, lengths_of(lengths, longest), notes
+        table = MLPERF_LENGTHS if lengths == Path("mlperf") else lengths
+        return settings, lengths_of(table, longest), notes
     notes.append(f"no --data and no --lengths: every example has {longest} tokens")
     return settings, np.full(4096, longest), notes
 

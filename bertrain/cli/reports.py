@@ -9,6 +9,7 @@ from typing import Annotated
 
 from typer import Argument, Option
 
+from bertrain.base.errors import UserError
 from bertrain.base.logs import Level
 from bertrain.cli.options import AsJson, RunFolder, new_app
 
@@ -32,6 +33,9 @@ def report(
 @app.command("watch")
 def watch(
     run: RunFolder,
+    web: Annotated[bool, Option("--web", help="serve the report instead, of a run or of a folder of runs")] = False,
+    host: Annotated[str | None, Option(help="with --web: address to listen on; default: this machine alone")] = None,
+    port: Annotated[int | None, Option(min=0, max=65535, help="with --web; default: 8001; 0: any")] = None,
     once: Annotated[bool, Option("--once", help="print the state once and exit, for scripts")] = False,
     every: Annotated[float, Option(min=0.1, help="seconds between two updates")] = 2.0,
     as_json: AsJson = False,
@@ -39,9 +43,19 @@ def watch(
     """Show the progress of a run on the terminal until it ends, from any machine that sees its folder.
 
     It only reads. It also follows a run that is stopped and resumed. With --json, it prints a line of JSON each time.
+    With --web, it serves the report of a run, or of all runs in a folder, which moves while they train.
 
     Example: bertrain watch runs/tiny --once
     """
+    if web and (once or as_json):
+        raise UserError("conflicting-options", "--web serves pages; leave --once and --json out")
+    if not web and (host is not None or port is not None):
+        raise UserError("option-without-effect", "--host and --port are for --web; give it, or leave them out")
+    if web:
+        from bertrain.serving.server import watch_web
+
+        watch_web(run, host=host or "127.0.0.1", port=8001 if port is None else port, every_s=every)
+        return
     from bertrain.reports.watch import watch as show
 
     with suppress(KeyboardInterrupt):

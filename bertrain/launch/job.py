@@ -53,6 +53,7 @@ CARRIED = (
 )  # fmt: skip
 """Environment variables that a job takes along to every node."""
 ONLY_HERE = ("LD_PRELOAD", "PYTHONPATH")  # paths of this machine, which a container does not have
+CHUNK = re.compile(r"(?:[1-9]\d{0,5}|(?:[1-9]\d{0,5}:)?\w+=[^:+=]+(?::\w+=[^:+=]+)*)", re.ASCII)  # of PBS's --select
 VARIABLE = re.compile(r"[A-Za-z_]\w*", re.ASCII)
 SECRETS = re.compile("TOKEN|KEY|SECRET|PASSW|CREDENTIAL", re.IGNORECASE)
 
@@ -129,16 +130,32 @@ class JobSpec:
             raise UserError("wrong-container-runtime", "pyxis is a plugin of Slurm; elsewhere use --runtime apptainer")
         if self.mounts and not self.container:
             raise UserError("option-without-effect", "--mounts is for --container; give both, or leave it out")
-        chunks = self.selected_nodes()
-        if self.nodes and chunks not in (0, self.nodes):
-            selected = f"--select {self.select} has {chunks} chunk(s)"
-            raise UserError("conflicting-options", f"{selected}, but --nodes is {self.nodes}; leave out --nodes")
+        self._check_nodes()
         if launcher == "ssh" and not self.hostfile:
             raise UserError("missing-hostfile", "give --hostfile, with one host per line, such as `node1 slots=8`")
         if launcher == "local" and self.nodes > 1:
             why = f"--nodes is {self.nodes}, but `launch local` has one"
             raise UserError("too-many-nodes", f"{why}; use ssh, slurm, pbs, mpi")
         return self
+
+    def _check_nodes(self) -> None:
+        """Refuse a --select or --nodelist that contradicts the numbers of nodes and GPUs."""
+        for chunk in self.select.split("+") if self.select else []:
+            if not CHUNK.fullmatch(chunk):
+                form = "not a chunk of PBS, such as 2:ngpus=4:ncpus=20"
+                raise UserError("invalid-value", f"--select has {chunk!r}, {form}")
+            found = re.search(r"(?:^|:)ngpus=(\w+)", chunk)
+            if found and found[1] != str(self.gpus_per_node):
+                given = f"but --gpus-per-node is {self.gpus_per_node}; give both the same"
+                raise UserError("conflicting-options", f"--select has ngpus={found[1]}, {given}")
+        chunks = self.selected_nodes()
+        if self.nodes and chunks not in (0, self.nodes):
+            selected = f"--select {self.select} has {chunks} chunk(s)"
+            raise UserError("conflicting-options", f"{selected}, but --nodes is {self.nodes}; leave out --nodes")
+        listed, nodes = count_hosts(self.nodelist), self.nodes or 1
+        if listed not in (0, nodes):
+            named = f"--nodelist {self.nodelist} names {listed} node(s)"
+            raise UserError("conflicting-options", f"{named}, but --nodes is {nodes}; give --nodes {listed}")
 
     def selected_nodes(self) -> int:
         """The number of chunks in `select`, such as 3 in 2:ngpus=4+1:ncpus=8; 0 without one."""
@@ -219,6 +236,22 @@ def parse_time(text: str, option: str) -> int:
         days, hours, minutes, seconds = (int(part or 0) for part in found.groups())
         return ((days * 24 + hours) * 60 + minutes) * 60 + seconds
     return int(parse_duration(text, option))
+
+
+def count_hosts(nodelist: str) -> int:
+    """The number of hosts in Slurm's notation, such as 4 in login1,gpu[1-2,7]; 0 for none, or for a file of them."""
+    if not nodelist or "/" in nodelist:
+        return 0
+    count = 0
+    for name in re.split(r",(?![^\[]*\])", nodelist):
+        hosts = 1
+        for ranges in re.findall(r"\[([^\]]*)\]", name):
+            ends = (part.split("-") for part in ranges.split(","))
+            if not re.fullmatch(r"\d+(-\d+)?(,\d+(-\d+)?)*", ranges, re.ASCII):
+                raise UserError("invalid-value", f"--nodelist has {name!r}, not hosts such as gpu[1-4,7]")
+            hosts *= sum(int(end[-1]) - int(end[0]) + 1 for end in ends)
+        count += hosts
+    return count
 
 
 def write_time(seconds: int) -> str:

@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import mean
-from typing import TypeGuard
 
+from bertrain.base.schema import is_number
 from bertrain.mlperf.log import Entry, Log, read_log
 
 MIN_SCORED = 3  # results; the score drops the fastest and the slowest
@@ -181,7 +181,7 @@ def list_evaluations(log: Log) -> list[Evaluation]:
     for entry in log.entries:
         if entry.key == "eval_start":
             started = entry.time_ms
-        elif entry.key == "eval_accuracy" and _is_number(entry.value):
+        elif entry.key == "eval_accuracy" and is_number(entry.value):
             samples, until = _samples(log, entry), entry.time_ms if started is None else started
             grew = samples is not None and samples > before and until > since
             rate = (samples - before) / (until - since) * 1e3 if grew and samples else None
@@ -239,8 +239,4 @@ def _seconds(start: Entry | None, stop: Entry | None) -> float | None:
 
 
 def _to_int(value: object) -> int | None:
-    return int(value) if _is_number(value) else None
-
-
-def _is_number(value: object) -> TypeGuard[float]:
-    return isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)
+    return int(value) if is_number(value) else None

@@ -20,6 +20,7 @@ from bertrain.config.resolve import resolve
 from bertrain.config.settings import Settings
 
 Size = Literal["auto", "tiny", "mini", "small", "medium", "base", "large"]
+HELD_OUT = "held-out"  # the folder in OUT of the examples to evaluate on
 SIZES = tuple(size for size in get_args(Size) if size != "auto")
 
 LEARNING_RATES = {"tiny": 3e-3, "mini": 2e-3, "small": 1.5e-3, "medium": 1e-3, "base": 6e-4, "large": 4e-4}
@@ -235,5 +236,6 @@ def _choose_size(
 
 
 def _sized(recipe: str, overrides: Mapping[str, str], vocabulary: int) -> Settings:
-    """Settings for arithmetic: with the size of the vocabulary, which a run takes from its data."""
-    return resolve(recipe, [*overrides.items(), ("model.vocab_size", str(vocabulary or VOCABULARIES["base"]))])
+    """Settings for arithmetic: with the size of the vocabulary, which a run takes from its data, and an evaluation."""
+    known = {"model.vocab_size": str(vocabulary or VOCABULARIES["base"]), "evaluate.data": HELD_OUT}
+    return resolve(recipe, {**overrides, **known})

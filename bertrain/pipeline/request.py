@@ -13,7 +13,7 @@ from bertrain.base.units import parse_duration
 from bertrain.config.choices import DocumentEnd, OnError
 from bertrain.config.resolve import resolve
 from bertrain.data.text.languages import check_language
-from bertrain.pipeline.plan import Size
+from bertrain.pipeline.plan import HELD_OUT, Size
 from bertrain.weights.hub import PREFIX, absolute
 
 TASKS = ("classify",)
@@ -99,9 +99,12 @@ def check_request(request: Request, out: Path) -> None:
             raise UserError("output-in-input", f"--out {out} lies in the text {path}; choose a folder outside it")
     if not is_writable(next(path for path in (place, *place.parents) if path.exists())):
         raise UserError("unwritable-folder", f"cannot write {out}; choose another --out")
-    settings = resolve(
-        "bert-tiny" if request.size == "auto" else f"bert-{request.size}", request.settings(of_task=False)
-    )
+    given = request.settings(of_task=False)
+    if "evaluate.data" in given:
+        cure = "leave evaluate.data out; --eval says how much"
+        raise UserError("conflicting-options", f"`train` evaluates on text that it holds out; {cure}")
+    recipe = "bert-tiny" if request.size == "auto" else f"bert-{request.size}"
+    settings = resolve(recipe, given | {"evaluate.data": str(out / HELD_OUT)})
     if "train.epochs" in dict(request.overrides) and not settings.train.epochs:
         raise UserError("no-length", "train.epochs is 0, which leaves no length; give more, or leave it out")
     if request.init and not request.init.startswith(PREFIX):

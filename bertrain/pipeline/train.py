@@ -41,7 +41,7 @@ from bertrain.config.settings import Settings
 from bertrain.data.text.documents import EXTRACT_DESCRIPTION, EXTRACT_TRAINING
 from bertrain.data.text.survey import survey
 from bertrain.pipeline.card import model_card
-from bertrain.pipeline.plan import Machine, Plan, Size, Text, make_plan, refuse_too_little
+from bertrain.pipeline.plan import HELD_OUT, Machine, Plan, Size, Text, make_plan, refuse_too_little
 from bertrain.pipeline.request import Request, check_request, make_request
 from bertrain.run.folder import TRAIN_PLAN, Run
 from bertrain.run.records import EndRecord, EvaluationRecord, last_record
@@ -183,7 +183,7 @@ def _plan(request: Request, out: Path, nproc: int) -> Plan:
 
 def _wait_for_plan(request: Request, out: Path) -> Plan:
     """The plan, once the first rank has made it and prepared the data; if that fails, the launcher ends this rank."""
-    while not all((out / name).exists() for name in (TRAIN_PLAN, "data", "held-out")):
+    while not all((out / name).exists() for name in (TRAIN_PLAN, "data", HELD_OUT)):
         time.sleep(0.5)
     plan = _kept_plan(request, out)
     assert plan is not None
@@ -242,7 +242,7 @@ def _prepare(plan: Plan, request: Request, out: Path) -> None:
     from bertrain.data.text.vocabulary_training import train_vocabulary
     from bertrain.weights.source import open_source
 
-    vocabulary, settings = out / "vocab.txt", plan.settings(out / "held-out")
+    vocabulary, settings = out / "vocab.txt", plan.settings(out / HELD_OUT)
     lower_case = not request.cased
     if request.init:
         words = open_source(request.init).vocabulary
@@ -255,7 +255,7 @@ def _prepare(plan: Plan, request: Request, out: Path) -> None:
         print(f"vocabulary: training {plan.vocabulary_size:,} word pieces")
         strided = parts[:: -(-len(parts) // VOCABULARY_FILES)]
         train_vocabulary(strided, vocabulary, size=plan.vocabulary_size, lower_case=lower_case, fewer=True)
-    for source, folder in ((out / "text" / EXTRACT_TRAINING, "data"), (out / "text" / "eval.txt", "held-out")):
+    for source, folder in ((out / "text" / EXTRACT_TRAINING, "data"), (out / "text" / "eval.txt", HELD_OUT)):
         if not (out / folder).is_dir():
             made = prepare(
                 [source],
@@ -278,12 +278,12 @@ def _workers() -> int:
 
 
 def _pretrain(plan: Plan, request: Request, out: Path, nproc: int) -> None:
-    settings = plan.settings(out / "held-out")
+    settings = plan.settings(out / HELD_OUT)
     num_ranks = _num_ranks(settings, nproc)
     if num_ranks > 1:
         arguments = ["pretrain", plan.recipe, "--data", str(out / "data"), "--run", str(out / "run")]
         arguments += ["--init", request.init] if request.init else []
-        _run_ranks(num_ranks, arguments, plan.overrides | {"evaluate.data": str(out / "held-out")})
+        _run_ranks(num_ranks, arguments, plan.overrides | {"evaluate.data": str(out / HELD_OUT)})
         return
     from bertrain.training.start import pretrain
 

@@ -10,10 +10,12 @@ import itertools
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
+from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
 from bertrain.base.errors import UserError
 from bertrain.base.units import parse_shares
@@ -31,8 +33,8 @@ from bertrain.data.feed.batching import (
 from bertrain.data.formats.masking import Ints, count_predictions
 from bertrain.data.formats.pack import read_lengths
 from bertrain.data.formats.source import DataSource
-from bertrain.planning.convergence import evaluation_interval, samples_to_target
-from bertrain.planning.devices import find_network, gpu_like
+from bertrain.planning.convergence import POINTS, TARGET, evaluation_interval, samples_to_target
+from bertrain.planning.devices import Gpu, find_network
 from bertrain.planning.memory_fit import BUDGET_STEP, Place, refuse_too_little, smallest_budget, with_budget
 from bertrain.planning.step_time import (
     FORWARD,
@@ -45,11 +47,14 @@ from bertrain.planning.step_time import (
     step_time,
 )
 
+AnyInts = npt.NDArray[np.signedinteger[Any]]
 STEPS = 3  # that are dealt into bins for a plan
 DRAWN = 200_000  # lengths drawn from a histogram
 START_UP_S = 0.6  # within the run: the first 150,000 samples of NVIDIA's 8 H200 take that much longer than the next
 TUNED_POLICIES: tuple[PolicyName, ...] = ("budget", "exchange", "packed")
 EVALUATED = 10_000  # MLPerf's evaluation set
+MLPERF_LENGTHS = Path(str(files("bertrain.planning").joinpath("mlperf-lengths.csv")))
+"""The published histogram of the lengths of MLPerf's Wikipedia at 512 tokens."""
 
 
 def lengths_of(table: Path, longest: int) -> Ints:
@@ -263,7 +268,7 @@ def table_text(plans: Sequence[Plan], currency: str = "EUR") -> str:
         parts = [f"{1e3 * seconds:.2f}" for seconds in plan.step.parts.values()]
         rows.append(
             [f"{plan.count:,}", f"{1e3 * plan.step.seconds:.2f}", *parts, f"{plan.idle:.1%}",
-             f"{plan.sequences_per_s:,.0f}", f"{plan.steps:,}", _time(plan.seconds), f"{plan.gpu_hours:,.2f}",
+             f"{plan.sequences_per_s:,.0f}", f"{plan.steps:,}", time_text(plan.seconds), f"{plan.gpu_hours:,.2f}",
              f"{plan.price:,.2f}"]
         )  # fmt: skip
     if not any(plan.price for plan in plans):
@@ -274,19 +279,50 @@ def table_text(plans: Sequence[Plan], currency: str = "EUR") -> str:
     )
 
 
-def describe_run(settings: Settings, lengths: Ints, world: int, device: str) -> list[str]:
-    """The plan of `world` ranks on this machine's GPUs, which CUDA calls `device`; empty if the table has none such."""
-    gpu, steps = gpu_like(device), settings.train.last_step()
-    if gpu is None or settings.train.precision not in gpu.products:
-        return []
-    cluster = Cluster(gpu, find_network("nvlink", gpu, world), world, world)
-    loads, _ = deal_steps(settings, lengths, world)
-    step = step_time(settings, loads, cluster, Design.of(settings), jitter=0.01)
-    end = f", {_time(START_UP_S + steps * step.seconds)} for {steps:,} steps" if steps else ""
-    return [f"time by `bertrain plan` for {world} {gpu.name}: {1e3 * step.seconds:.1f} ms a step{end}"]
+@dataclass(frozen=True)
+class Prediction:
+    """What is said of a run before it starts."""
+
+    devices: str
+    step_s: float
+    steps: int | None
+    """None: as many as fit into train.budget."""
+    until: str = ""
+
+    def text(self) -> str:
+        end = f", {time_text(START_UP_S + self.steps * self.step_s)} for {self.steps:,} steps" if self.steps else ""
+        return f"time by `bertrain plan` for {self.devices}: {1e3 * self.step_s:.1f} ms a step{end}{self.until}"
 
 
-def _time(seconds: float) -> str:
+def predict_run(
+    settings: Settings, lengths: AnyInts, gpu: Gpu, count: int, per_node: int, network: str = "nvlink+ib-ndr"
+) -> Prediction | None:
+    """The step time and the end of a run on `count` GPUs; None for one that plans do not cover.
+
+    `lengths` are those of all examples; a sample of them is dealt into bins. Memory is not checked.
+    """
+    train = settings.train
+    if train.precision == "auto":
+        train = replace(train, precision="bf16" if "bf16" in gpu.products else "fp32")
+        settings = replace(settings, train=train)
+    if settings.task.name or train.precision not in gpu.products or train.kernels not in ("auto", "fused"):
+        return None
+    cluster = Cluster(gpu, find_network(network, gpu, per_node), count, per_node)
+    loads, sequences = deal_steps(settings, lengths[:: 1 + len(lengths) // DRAWN].astype(np.int64), count, steps=1)
+    step_s = step_time(settings, loads, cluster, Design.of(settings), jitter=0.01).seconds
+    nodes = -(-count // per_node)
+    devices = f"{count:,} {gpu.name}" + (
+        f" in {nodes:,} machines over {network}, which is assumed" if nodes > 1 else ""
+    )
+    batch = settings.nominal_sequences or sequences
+    if settings.evaluate.target_accuracy == TARGET and min(POINTS) <= batch <= max(POINTS):
+        steps = math.ceil(samples_to_target(batch) / batch)
+        return Prediction(devices, step_s, steps, f" to {TARGET:g} by MLPerf's convergence points")
+    return Prediction(devices, step_s, train.last_step())
+
+
+def time_text(seconds: float) -> str:
+    """Seconds, minutes or hours."""
     if seconds < 120:
         return f"{seconds:.1f} s"
     return f"{seconds / 60:.2f} min" if seconds < 7200 else f"{seconds / 3600:.1f} h"

@@ -47,7 +47,9 @@ LAUNCHES = 40, 15, 30  # kernels of a layer and of the rest of a bin, both ways;
 LAYER_PRODUCTS = 12  # of them: four matrices, forward and two gradients
 NARROWEST_HEAD = 64  # attention is bound by instructions for each score: narrower heads save nothing
 SCATTERED = 10  # times the time of their bytes, that embeddings take: their gradients go to scattered rows
-COMPILED = 1.4  # times the fused engine's time, without its kernels: benchmarks/results/gpu_portable.json
+COMPILED = {"fp16": 1.43, "tf32": 1.75, "fp32": 1.03}
+"""Times the fused engine's time, that the compiled engine takes where ours has no kernels: BERT-Base's steps in
+benchmarks/results/gpu_portable.json."""
 KINDS = "products", "attention", "memory", "launches"
 PRODUCTS = (QKV, ATTENTION_OUT, FEED_FORWARD, HEADS)
 
@@ -87,6 +89,8 @@ class Design:
     """Whether the last layer is computed only for the rows that the heads read."""
     launches: float = 1.0
     """Kernels of a bin, as a multiple of bertrain's."""
+    slowdown: float = 1.0
+    """Factor on the time of all computation, against bertrain's kernels."""
 
     @staticmethod
     def of(settings: Settings) -> Design:
@@ -100,6 +104,7 @@ class Design:
             overlaps=settings.optimizer.clipping != "local",
             sharded="all" if settings.optimizer.sharded else "no",
             is_fused=has_kernels(settings),
+            slowdown=COMPILED.get(train.precision, 1.0),
         )
 
 
@@ -183,8 +188,7 @@ def compute_seconds(settings: Settings, load: Load, gpu: Gpu, design: Design) ->
     units = [each(_Size(**{name: 1e6})) / 1e6 for name in ("tokens", "pairs", "predictions", "sequences")]
     sizes = (load.tokens, pairs, load.predictions, load.sequences)
     found = np.outer(load.bins, empty) + sum(np.outer(size, unit) for size, unit in zip(sizes, units, strict=True))
-    slower = 1.0 if has_kernels(settings) or not design.is_fused else COMPILED
-    return np.asarray(gpu.slowdown * slower * found)
+    return np.asarray(gpu.slowdown * design.slowdown * found)
 
 
 def optimizer_seconds(settings: Settings, cluster: Cluster, design: Design) -> float:

@@ -52,6 +52,7 @@ def facts(history: History) -> list[Fact]:
         ("Throughput", compact(summary.tokens_per_s), "real tokens per second"),
         ("Examples/s", typical, f"in a typical step; {compact(summary.samples_per_s)} overall"),
         ("Step", milliseconds(summary.median_step_s), "median"),
+        ("Predicted step", *_prediction(history)),
         ("Time in steps", duration(sum(summary.seconds)), "without evaluation and saving"),
         ("Evaluation", *_part_of_time(history, "evaluation_seconds")),
         ("Saving", *_part_of_time(history, "saving_seconds")),
@@ -74,6 +75,15 @@ def _best(history: History) -> tuple[str, str]:
     baseline = best.metrics.get(f"{BASELINE}{metric}", best.metrics.get("constant_accuracy"))
     beside = f"; baseline {show(metric, baseline)}" if baseline is not None else ""
     return show(metric, best.metrics[metric]), f"{title_of(metric)}, at step {best.step:,}{beside}"
+
+
+def _prediction(history: History) -> tuple[str, str]:
+    """The step time that was predicted before the run began, if all its starts were on the same machines."""
+    predicted = {start.get("predicted_step_ms") for start in history.starts}
+    found, measured = next(iter(predicted), None), 1e3 * history.summary.median_step_s
+    if len(predicted) != 1 or not found or not measured > 0:
+        return UNKNOWN, "no prediction"
+    return milliseconds(found / 1e3), f"by `bertrain plan` at the start; measured {measured / found - 1:+.1%}"
 
 
 def _part_of_time(history: History, name: str) -> tuple[str, str]:

@@ -99,7 +99,7 @@ def read(folder: Path, name: str) -> History:
     if not len(table.columns.get("step", ())):
         raise UserError("no-metrics", f"the run {folder} has no metrics yet; report on it after its first steps")
     telemetry = read_telemetry(folder)
-    starts = read_starts(folder / ENVIRONMENT, {"ranks?": Count})
+    starts = read_starts(folder / ENVIRONMENT, {"ranks?": Count, "predicted_step_ms?": float | None})
     ranks = logs.ranks_with_logs(folder)
     events = list(logs.logs(folder, level="warning"))[-MAX_EVENTS:] if ranks else []
     damage = "damaged" if (folder / ENVIRONMENT).is_file() else "missing"

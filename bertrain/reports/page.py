@@ -47,12 +47,16 @@ def render_page(
     *,
     kind: str = "report",
     source: str = "the run folder",
+    refresh_s: float = 0.0,
 ) -> str:
-    """The whole page, in ASCII so that it reads the same in any encoding. Sections without content are left out."""
+    """The whole page, in ASCII so that it reads the same in any encoding. Sections without content are left out.
+
+    With `refresh_s`, which needs a server, a script asks for the page again and again.
+    """
     contents = {name: "\n".join(filter(None, (part.strip() for part in found))) for name, found in sections.items()}
     words = {"title": title, "heading": heading, "kind": kind, "source": source, "version": bertrain.__version__}
     filled = {name: Markup(content) for name, content in contents.items() if content}
-    page = TEMPLATES.get_template("page.html.j2").render(sections=filled, **words)
+    page = TEMPLATES.get_template("page.html.j2").render(sections=filled, refresh_s=refresh_s, **words)
     return page.encode("ascii", "xmlcharrefreplace").decode()
 
 

@@ -51,10 +51,11 @@ def report(runs: str | Path | Sequence[str | Path], *, out: str | Path | None = 
     return path
 
 
-def page(histories: Sequence[History]) -> str:
+def page(histories: Sequence[History], *, now: Sequence[Markup] = (), refresh_s: float = 0.0) -> str:
+    """The page of one run or several; a live one begins with `now`."""
     is_one = len(histories) == 1
     sections = {
-        "Summary": [*_summary(histories), *_warnings(histories)],
+        "Summary": [*now, *_summary(histories), *_warnings(histories)],
         "Comparison": [] if is_one else _comparison(histories),
         "Curves": _curves(histories),
         "Time and balance": _time(histories),
@@ -66,7 +67,7 @@ def page(histories: Sequence[History]) -> str:
         "Environment": [_environment(histories)],
     }
     heading = histories[0].name if is_one else f"{len(histories)} runs"
-    return render_page(", ".join(history.name for history in histories), heading, sections)
+    return render_page(", ".join(history.name for history in histories), heading, sections, refresh_s=refresh_s)
 
 
 def _table(
@@ -303,6 +304,6 @@ def _environment(histories: Sequence[History]) -> Markup:
 
     def rows(history: History) -> Iterator[list[str]]:
         for start in history.starts[-MAX_ROWS:]:
-            yield [str(start.get(column, UNKNOWN)) for column in columns]
+            yield [UNKNOWN if (value := start.get(column)) is None else str(value) for column in columns]
 
     return _table("Each start of a run", columns, histories, rows, style="", empty="Unknown.")

@@ -208,7 +208,7 @@ def frame(seen: dict[str, Any]) -> Group:
 
 
 def describe(seen: dict[str, Any]) -> list[tuple[str, str]]:
-    lines = [("step", _step_text(seen))]
+    lines = [("step", step_text(seen))]
     if seen["step"]:
         rate = f"{seen['tokens_per_s']:,.0f} tokens/s  {1e3 * seen['seconds_per_step']:,.1f} ms per step"
         phases = "  ".join(f"{phase.replace('_', '+')} {share:.0%}" for phase, share in seen["phases"].items())
@@ -230,14 +230,15 @@ def describe(seen: dict[str, Any]) -> list[tuple[str, str]]:
     return [*lines, ("checkpoint", f"{saved}; {seen['starts']} start(s); last output {output}")]
 
 
-def _step_text(seen: dict[str, Any]) -> str:
+def step_text(seen: dict[str, Any], bar_width: int = BAR_WIDTH) -> str:
+    """The newest step of all, and the time left, behind a bar in characters."""
     total, step = seen["max_steps"], seen["step"]
     if not total:
         return f"{step:,} of ?, until the time of some steps is known"
-    bar = "█" * round(BAR_WIDTH * min(1.0, step / total))
+    bar = "█" * round(bar_width * min(1.0, step / total))
     is_running = step and seen["state"] in ("running", "silent")
     left = f"  {duration(seen['seconds_left'])} left" if is_running else ""
-    return f"{bar:░<{BAR_WIDTH}}  {step:,} of {total:,}  {step / total:.1%}{left}"
+    return f"{bar:░<{bar_width}}  {step:,} of {total:,}  {step / total:.1%}{left}".strip()
 
 
 def _metric_text(values: dict[str, Any]) -> str:

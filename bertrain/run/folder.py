@@ -240,11 +240,16 @@ def refuse_other_vocabulary(data: DataSource, expected_hash: str) -> None:
         raise AgreedError("other-vocabulary", f"{data.folder} has another vocabulary than the model's; {cure}")
 
 
+def runs_in(folder: Path, depth: int = 1) -> list[Path]:
+    """The run folders in a folder, so many levels below it, by name."""
+    return sorted(
+        config.parent for config in folder.glob(f"{'*/' * depth}{CONFIG}") if '"schema_version"' in read_text(config)
+    )
+
+
 def advise_runs(folder: Path) -> str:
     """Advice to name one of the runs in a folder: of `train`, of seeds, or of tasks; "" if it has none."""
-    inside = sorted(
-        config.parent.name for config in folder.glob(f"*/{CONFIG}") if '"schema_version"' in read_text(config)
-    )
+    inside = [run.name for run in runs_in(folder)]
     return f"; name a run in it, such as {folder / inside[0]} (it has {few(inside)})" if inside else ""
 
 

@@ -8,7 +8,7 @@ import numpy as np
 
 from bertrain.data.formats.block import Block, Values, concatenate, join_segments, offsets_of
 from bertrain.data.formats.masking import Ints
-from bertrain.data.text.tokenizer import AnyTokenizer, open_tokenizer
+from bertrain.data.text.tokenizer import AnyTokenizer, tokenizer_of
 from bertrain.data.text.vocabulary import Vocabulary
 
 CHUNK_ROWS = 16384  # tokenized together: the indices of their tokens take some 20 MB
@@ -19,14 +19,12 @@ def encode_texts(
     first: Sequence[str],
     second: Sequence[str] | None,
     max_seq_length: int,
-    tokenizer: AnyTokenizer | None = None,
 ) -> tuple[Block, int]:
     """Encode the texts, and count those truncated to `max_seq_length` tokens.
 
     The longer text of a pair loses its last token until the pair fits; of two of equal length, the second.
-    A `tokenizer` of the vocabulary keeps its cache of words from one call to the next.
     """
-    tokenizer = tokenizer or open_tokenizer(vocabulary)
+    tokenizer = tokenizer_of(vocabulary)
     blocks: list[Block] = []
     num_truncated = 0
     for start in range(0, max(len(first), 1), CHUNK_ROWS):

@@ -62,8 +62,9 @@ def open_task(
     if folder is None and name == "similarity":
         raise UserError("texts-for-similarity", "similarity compares texts; for their vectors use `bertrain embed`")
     if folder is None:
-        if name in SQUAD or saved is None:
-            raise UserError("texts-for-squad", f"{name} reads questions about paragraphs; put them into a file: --data")
+        assert saved is not None
+        if name in SQUAD:
+            return SquadTask(name, settings, vocabulary, {})
         if name == "tag":
             return TagTask(settings, None, vocabulary, saved)
         return TableTask(settings, vocabulary, saved["head"], tuple(saved["labels"]), ("",))

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 from bertrain.base.errors import UserError, nearest
 from bertrain.base.files import read_json
+from bertrain.base.schema import is_number
 from bertrain.tasks.squad.files import read_squad
 from bertrain.tasks.squad.scoring import score_squad
 from bertrain.tasks.squad.task import squad_version
@@ -39,7 +39,7 @@ def score(
     if not collection.has_answers:
         raise UserError("no-answers", f"{data} has no answers to score against")
     answers = _read_by_question(Path(predictions), "an answer text", lambda value: isinstance(value, str))
-    odds = None if null_odds is None else _read_by_question(Path(null_odds), "a finite number", _is_number)
+    odds = None if null_odds is None else _read_by_question(Path(null_odds), "a finite number", is_number)
     ids = [question.id for question in collection.questions]
     if not any(question in answers for question in ids):
         raise UserError("other-predictions", f"{predictions} answers none of the questions in {data}")
@@ -57,7 +57,3 @@ def _read_by_question(path: Path, meaning: str, is_valid: Callable[[Any], bool])
     if invalid is not None:
         raise UserError("bad-predictions", f'{path} has a value for question "{invalid}" that is not {meaning}')
     return content
-
-
-def _is_number(value: Any) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool) and abs(value) <= sys.float_info.max

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 
-import numpy as np
 import torch
 
 from bertrain.base.console import Console, warn
@@ -15,11 +15,11 @@ from bertrain.config.model_size import count_parameters, training_flops
 from bertrain.config.settings import Settings
 from bertrain.data.feed.balance import WORTH_MENDING, better_budget, describe_balance, mean_idle_share
 from bertrain.data.feed.loader import Loader, Step, training_examples
-from bertrain.data.formats.masking import Ints
 from bertrain.data.formats.source import DataSource
+from bertrain.planning.devices import gpu_like
 from bertrain.planning.memory import GIB
 from bertrain.planning.memory_fit import with_budget
-from bertrain.planning.plan import describe_run
+from bertrain.planning.plan import AnyInts, Prediction, predict_run
 from bertrain.planning.speed import training_speed
 from bertrain.ranks import parallel, preload
 from bertrain.run.checkpoint import Progress
@@ -30,6 +30,7 @@ from bertrain.training.resolve_auto import estimate_token_budget, place_for
 from bertrain.training.resolved_run import resolve_run
 
 MANY_EPOCHS, MANY_DAYS = 200, 30
+NO_PREDICTION = "no prediction for this device; `bertrain plan RECIPE --data DIR --gpu NAME --count N` has one for GPUs"
 
 
 def announce(
@@ -61,7 +62,12 @@ def announce(
         console.say(f"continuing after step {progress.step} ({progress.samples:,} samples)")
     if ranks.world > 1:
         console.say(f"balance: {_describe_balance(loader, settings, progress)}")
-    run.note_environment(describe_environment(ranks.world, str(ranks.device), threads))
+    part = training_examples(data, settings)
+    prediction = predict_here(settings, data.lengths[part.start : part.stop], ranks.world, ranks.local_world)
+    if prediction is not None:
+        console.say(prediction.text())
+    facts = describe_environment(ranks.world, str(ranks.device), threads)
+    run.note_environment(facts | {"predicted_step_ms": prediction and round(1e3 * prediction.step_s, 3)})
 
 
 def warn_of_warm_up(settings: Settings) -> None:
@@ -93,10 +99,18 @@ def _estimate_time(settings: Settings, step: Step, world: int) -> Iterator[str]:
         yield f"remark: about {days:,.0f} days on this machine; take a smaller model or fewer steps"
 
 
-def _plan(settings: Settings, lengths: Ints, world: int) -> list[str]:
-    """The step time that `bertrain plan` predicts, on a GPU that it knows."""
+def predict_here(settings: Settings, lengths: AnyInts, world: int, per_node: int) -> Prediction | None:
+    """What `bertrain plan` predicts for ranks that have each a GPU of this machine's kind; None if it knows none such.
+
+    It must not fail a run: whatever is wrong with a prediction, there is none.
+    """
     device, _ = parallel.choose_device(settings.train.device)
-    return describe_run(settings, lengths, world, torch.cuda.get_device_name(device)) if device.type == "cuda" else []
+    if device.type != "cuda" or per_node > torch.cuda.device_count():
+        return None
+    with suppress(Exception):
+        gpu = gpu_like(torch.cuda.get_device_name(device))
+        return predict_run(settings, lengths, gpu, world, per_node) if gpu else None
+    return None
 
 
 def _describe_rows(data: DataSource, settings: Settings) -> str:
@@ -138,6 +152,7 @@ def dry_run(
     loader = Loader(source, settings, world=world)
     step, part = loader.step(0, 0), training_examples(source, settings)
     num_tokens = int(source.example_lengths[part.start : part.stop].sum())
+    prediction = predict_here(settings, source.lengths[part.start : part.stop], world, world)
     fill = step.num_tokens / (step.num_bins * settings.batch.token_budget)
     lines = [
         *notes,
@@ -152,7 +167,7 @@ def dry_run(
         _describe_length(settings, step.num_sequences / len(part)),
         *remarks(settings, step.num_sequences / len(part)),
         *_estimate_time(settings, step, world),
-        *_plan(settings, source.lengths[part.start : part.stop].astype(np.int64), world),
+        *([] if settings.task.name else [prediction.text() if prediction else NO_PREDICTION]),
         "",
         *(f"{name} = {value}" for name, value in settings.dotted().items()),
     ]

@@ -19,7 +19,6 @@ from bertrain.config.choices import EmbeddingPrecision, Pooling
 from bertrain.config.settings import BatchSettings, DataSettings, Settings, TaskSettings, TrainSettings
 from bertrain.data.feed.loader import Loader, in_background
 from bertrain.data.formats.block import Block
-from bertrain.data.text.tokenizer import AnyTokenizer, open_tokenizer
 from bertrain.data.text.vocabulary import Vocabulary
 from bertrain.ranks import parallel
 from bertrain.ranks.parallel import Ranks
@@ -102,9 +101,9 @@ class Encoder:
         )
         return Encoder(weights, vocabulary, pipeline, settings)
 
-    def encode(self, texts: Sequence[str], tokenizer: AnyTokenizer | None = None) -> tuple[Block, int]:
+    def encode(self, texts: Sequence[str]) -> tuple[Block, int]:
         """The tokens of texts, and the number of texts that were truncated."""
-        return encode_texts(self.vocabulary, texts, None, self.pipeline.max_seq_length, tokenizer)
+        return encode_texts(self.vocabulary, texts, None, self.pipeline.max_seq_length)
 
     @contextmanager
     def ready(self) -> Iterator[tuple[Predictor, Ranks]]:
@@ -239,8 +238,8 @@ def _parts(
     encoder: Encoder, file: TextFile, own: set[int]
 ) -> Iterator[tuple[int, list[str | None], tuple[Block, int]]]:
     """The parts of a file that this rank embeds: number, ids, and tokens with the number of truncated texts."""
-    rows, tokenizer = iter(file), open_tokenizer(encoder.vocabulary)
+    rows = iter(file)
     for number in range(max(own, default=-1) + 1):
         part = list(islice(rows, SHARD_ROWS))
         if number in own:
-            yield number, [row.id for row in part], encoder.encode([row.text for row in part], tokenizer)
+            yield number, [row.id for row in part], encoder.encode([row.text for row in part])

@@ -18,6 +18,7 @@ from bertrain.run.folder import Run
 from bertrain.run.records import thresholds_at
 from bertrain.tasks import registry
 from bertrain.tasks.multilabel import MultilabelTask
+from bertrain.tasks.squad.task import SquadSplit, SquadTask
 from bertrain.tasks.table_task import TableSplit, TableTask
 from bertrain.tasks.tables import HUB
 from bertrain.tasks.tag.task import TagSplit, TagTask
@@ -28,6 +29,7 @@ from bertrain.training.task_evaluator import TaskEvaluator
 
 FILE_SETTINGS = ("task.on_error", "task.text", "task.text_pair", "task.label")
 """Settings that may differ from one file to another, and so from those that a run was trained on."""
+TextSplit = TableSplit | TagSplit | SquadSplit
 
 
 def evaluate_task(
@@ -45,7 +47,7 @@ def evaluate_task(
     `batch_size` is the evaluation batch size. `overrides` may change settings that do not shape the training, such as
     ("task.null_threshold", "2"), or that say how files are read: task.on_error, task.text, task.text_pair, task.label.
     """
-    with _open_model(run, data, which, device, batch_size, overrides) as model:
+    with open_model(run, data, which, device, batch_size, overrides) as model:
         held_out = model.task.held_out()
         if not held_out:
             raise UserError("no-examples", f"{model.folder} has no examples with known answers to score {run} on")
@@ -74,22 +76,18 @@ def predict(
     Example: bertrain.predict("runs/labels", "labels", "predictions")
     """
     if texts and data is None and out is None:
-        with _open_model(run, None, which, device, batch_size, overrides, has_files=False) as model:
-            assert isinstance(model.task, TableTask | TagTask)
+        with open_model(run, None, which, device, batch_size, overrides, has_files=False) as model:
+            if isinstance(model.task, SquadTask):
+                cure = "put them into a file: --data"
+                raise UserError("texts-for-squad", f"{model.task.name} reads questions about paragraphs; {cure}")
             words = [texts] if isinstance(texts, str) else texts
             if not all(word.strip() for word in words):
                 raise UserError("empty-text", "there is nothing to predict of an empty text")
-            given: TableSplit | TagSplit
-            if isinstance(model.task, TagTask):
-                given = model.task.encode(words)
-            else:
-                given = model.task.encode(words, is_pair=registry.reads_pairs(model.run.settings))
-            outputs, _ = model.evaluator({given.name: given}).outputs(given, model.predict, model.ranks)
-            return given.answers(outputs)
+            return model.answers(model.encode(words))
     if texts or data is None or out is None:
         raise UserError("conflicting-options", "give either texts to predict, or both --data and --out")
     _refuse_own_place(Path(data), Path(out))
-    with _open_model(run, data, which, device, batch_size, overrides) as model:
+    with open_model(run, data, which, device, batch_size, overrides) as model:
         splits: Mapping[str, Split] = model.task.to_predict()
         if not splits:
             raise UserError("no-examples", f"{model.folder} has nothing to predict")
@@ -119,7 +117,7 @@ def _refuse_own_place(data: Path, out: Path) -> None:
 
 
 @dataclass(frozen=True)
-class _Model:
+class TaskModel:
     """A checkpoint of a fine-tuned run, ready to predict, and the task with its files."""
 
     run: Run
@@ -136,9 +134,27 @@ class _Model:
                 remark(note)
         return TaskEvaluator(self.task, splits, self.run.settings, self.folder, self.run.vocabulary())
 
+    @property
+    def reads_pairs(self) -> bool:
+        return isinstance(self.task, TableTask) and registry.reads_pairs(self.run.settings)
+
+    def encode(self, texts: Sequence[Any]) -> TextSplit:
+        """Texts, of a task of pairs two for each, as a split; of SQuAD, pairs of a question and its context."""
+        if isinstance(self.task, TableTask):
+            return self.task.encode(texts, is_pair=self.reads_pairs)
+        assert isinstance(self.task, TagTask | SquadTask)
+        return self.task.encode(texts)
+
+    def answers(self, given: TextSplit) -> list[dict[str, Any]]:
+        """The answer to each text (or pair) of a split."""
+        outputs, _ = self.evaluator({given.name: given}).outputs(given, self.predict, self.ranks)
+        if isinstance(given, SquadSplit):
+            return [one.to_dict(given.settings.null_threshold) for one in given.answers(outputs)]
+        return given.answers(outputs)
+
 
 @contextmanager
-def _open_model(
+def open_model(
     run: str | Path,
     data: str | Path | None,
     which: str,
@@ -146,7 +162,8 @@ def _open_model(
     batch_size: int,
     overrides: Sequence[tuple[str, str]],
     has_files: bool = True,
-) -> Iterator[_Model]:
+) -> Iterator[TaskModel]:
+    """The checkpoint of a run, its task with the files of `data` (default: the run's) or none, and its device."""
     opened = Run.open(run)
     if not opened.settings.task.name:
         cure = f"bertrain finetune classify --init {run} --data labels.csv --run runs/labels"
@@ -160,7 +177,7 @@ def _open_model(
     task = registry.open_task(opened.settings, folder if has_files else None, opened.vocabulary(), saved=opened.task)
     with load_predictor(opened, opened.settings, which) as (predict, ranks, step):
         _use_thresholds(task, opened, step, is_own=is_own)
-        yield _Model(opened, task, folder, predict, ranks, step)
+        yield TaskModel(opened, task, folder, predict, ranks, step)
 
 
 def _use_thresholds(task: Task, run: Run, step: int, *, is_own: bool) -> None:

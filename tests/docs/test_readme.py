@@ -32,6 +32,7 @@ RUN_ELSEWHERE = {
     "bertrain data download": ("tests/faults/test_download.py", 'bertrain("data", "download"'),
     "bertrain launch cancel": ("tests/services/test_slurm.py", 'launcher.bertrain("launch", "cancel"'),
     "bertrain launch ssh": ("tests/services/test_ssh.py", 'as_job("ssh"'),
+    "bertrain serve": ("tests/docs/test_serve_page.py", "with started("),
     "bertrain mlperf": ("tests/faults/test_mlperf_runs.py", '("mlperf", "run"'),
     "bertrain data mlperf": ("tests/processes/test_mlperf_data.py", 'bertrain("data", "mlperf"'),
 }

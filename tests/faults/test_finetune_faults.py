@@ -19,11 +19,6 @@ from tests.miniature_tasks import Miniature, command_line, settings_for
 
 
 @pytest.fixture(scope="module")
-def mini(tmp_path_factory: pytest.TempPathFactory) -> Miniature:
-    return tiny_tasks.make_miniature(tmp_path_factory.mktemp("tiny_tasks"))
-
-
-@pytest.fixture(scope="module")
 def tuned(mini: Miniature) -> Path:
     """A short run, with the model as Transformers has it beside it."""
     run = mini.base.parent / "tuned"

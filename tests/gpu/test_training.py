@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import subprocess
 import time
 from pathlib import Path
@@ -10,6 +11,8 @@ import pytest
 import torch
 
 from bertrain.kernels.backend import available
+from bertrain.planning.devices import gpu_like
+from bertrain.reports.report import report
 from bertrain.training.start import pretrain
 from tests import helpers
 
@@ -44,6 +47,16 @@ def test_kernels_and_plain_fp32_train_alike(tmp_path: Path, capsys: pytest.Captu
     print(f"largest distance of losses {max(distances):.2%}")
     assert exact[-1] < 0.9 * exact[0], "something is learnt"
     assert 0 < max(distances) <= 0.02
+
+
+@needs_kernels
+def test_a_run_records_its_prediction(tmp_path: Path) -> None:
+    data = helpers.make_data(tmp_path)
+    pretrain(helpers.tiny_settings(**WIDE, train__device="cuda", train__precision="bf16"), data, tmp_path / "run")
+    (start,) = json.loads((tmp_path / "run" / "environment.json").read_text())
+    is_known = gpu_like(torch.cuda.get_device_name()) is not None
+    assert (start["predicted_step_ms"] is not None) == is_known
+    assert ("Predicted step" in report(tmp_path / "run").read_text()) == is_known
 
 
 def test_what_the_kernels_cannot_compute_is_compiled(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -9,7 +9,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from bertrain.tasks.fill_mask import fill_mask, one_sequence
+from bertrain.tasks.fill_mask import fill_mask
 from bertrain.weights.export import export, import_weights
 from bertrain.weights.inspect import compare_weights, is_same, show_weights
 from bertrain.weights.source import build_model, read_weights
@@ -52,7 +52,7 @@ def test_a_protein_model_in_a_pickle(tmp_path: Path) -> None:
     positions = [3, 20, 40]
     with torch.no_grad():
         expected = BertForMaskedLM.from_pretrained(theirs).eval()(torch.tensor([tokens])).logits[0, positions]
-        actual = build_model(read_weights(tmp_path / "out"))(one_sequence(tokens, positions)).mlm_logits
+        actual = build_model(read_weights(tmp_path / "out"))(helpers.one_sequence(tokens, positions)).mlm_logits
     assert float((actual - expected).abs().max()) <= 1e-4 * float(expected.abs().max())
 
 

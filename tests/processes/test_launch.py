@@ -329,3 +329,35 @@ def test_an_agent_leaves_the_logging_of_its_process_alone() -> None:
         os.environ.clear()
         os.environ.update(before)
     assert logging.root.manager.disable == logging.NOTSET
+
+
+def test_a_dry_run_predicts_the_time_on_the_gpu_that_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    helpers.make_data(tmp_path)
+    monkeypatch.chdir(tmp_path)
+    job = ("launch", "slurm", "--nodes", 2, "--gpus-per-node", 8, "--dry-run")
+    verb = ("--", "pretrain", "bert-base", "--data", "data", "--run", "run")
+    named = helpers.bertrain(*job, "--gpu", "h100", *verb).stdout.splitlines()[-1]
+    assert named.startswith("# time by `bertrain plan` for 16 h100 in 2 machines")
+    assert named.endswith(" for 100,000 steps")
+    unnamed = helpers.bertrain(*job, *verb).stdout.splitlines()[-1]
+    assert unnamed.startswith("# time: not predicted")
+    assert "--gpu" in unnamed
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "named"),
+    [
+        ("--gpus-per-node 2 --gpu h900 -- pretrain bert-tiny --data data --run run", "unknown-gpu", "h200"),
+        ("--procs-per-node 2 --gpu h100 -- pretrain bert-tiny --data data --run run", "conflicting-options", "--gpu"),
+        ("--gpus-per-node 1 --gpu h100 -- doctor", "option-without-effect", "--gpu"),
+        ("--gpus-per-node 2 -- pretrian bert-tiny --data data", "usage", "'pretrain'"),
+        ("--gpus-per-node 2 -- pretrain bert-tiny", "usage", "--data"),
+        ("--gpus-per-node 2 -- pretrain bert-tiny --dta data", "unknown-option", "--data"),
+    ],
+)
+def test_the_error_is_that_of_the_verb(arguments: str, code: str, named: str, tmp_path: Path) -> None:
+    done = helpers.bertrain("launch", "slurm", "--dry-run", *arguments.split(), check=False)
+    assert done.returncode == 2
+    assert f"[{code}]" in done.stderr
+    assert named in done.stderr
+    assert done.stdout == ""

@@ -25,11 +25,6 @@ hashlib.file_digest = logged
 """
 
 
-@pytest.fixture(scope="module")
-def mini(tmp_path_factory: pytest.TempPathFactory) -> Miniature:
-    return miniature_tasks.make_miniature(tmp_path_factory.mktemp("resolved"))
-
-
 def test_only_the_first_of_two_ranks_hashes(mini: Miniature, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "sitecustomize.py").write_text(LOG_HASHES)
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(tmp_path), *filter(None, [os.environ.get("PYTHONPATH")])]))

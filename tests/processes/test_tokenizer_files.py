@@ -10,7 +10,7 @@ import pytest
 from bertrain.data.formats.masking import MaskingRules
 from bertrain.data.formats.shards import Shards
 from bertrain.data.prepare.prepare import prepare
-from bertrain.data.text.tokenizer import FileTokenizer, Tokenizer, open_tokenizer
+from bertrain.data.text.tokenizer import FileTokenizer, Tokenizer, tokenizer_of
 from bertrain.data.text.vocabulary import Vocabulary
 from bertrain.model.families import new_model
 from bertrain.tasks.fill_mask import fill_mask
@@ -31,7 +31,7 @@ def tokenizer(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathF
 
 def test_tokens_are_those_of_the_library(tokenizer: Path) -> None:
     vocabulary = Vocabulary.load(tokenizer)
-    ours = open_tokenizer(vocabulary)
+    ours = tokenizer_of(vocabulary)
     assert isinstance(ours, FileTokenizer)
     theirs = transformers.AutoTokenizer.from_pretrained(tokenizer.parent)
     texts = ["bato sevi, bakeda!", " mora  nuse", "Zu\u00df \u4e2d\U0001f600", ""]
@@ -46,7 +46,7 @@ def test_tokens_are_those_of_the_library(tokenizer: Path) -> None:
 
 def test_words_of_several_pieces_are_masked_as_a_whole(tokenizer: Path) -> None:
     vocabulary = Vocabulary.load(tokenizer)
-    (tokens,) = open_tokenizer(vocabulary).encode(["batoxyz, sevi bato's"])
+    (tokens,) = tokenizer_of(vocabulary).encode(["batoxyz, sevi bato's"])
     words = [vocabulary.words[token] for token in tokens]
     continues = MaskingRules.of(vocabulary, whole_word=True, probability=0.3, max_predictions=5).continues_word
     assert continues is not None
@@ -112,7 +112,7 @@ def test_a_wordpiece_tokenizer_json_is_berts_own(tmp_path: Path) -> None:
     transformers.BertTokenizerFast(str(tmp_path / "vocab.txt")).save_pretrained(tmp_path / "theirs")
     found = Vocabulary.load(tmp_path / "theirs" / "tokenizer.json")
     assert found.hash == words.hash
-    assert isinstance(open_tokenizer(found), Tokenizer)
+    assert isinstance(tokenizer_of(found), Tokenizer)
 
 
 def test_files_that_are_no_tokenizer(tokenizer: Path, tmp_path: Path) -> None:

@@ -4,11 +4,16 @@ from __future__ import annotations
 
 import math
 
+import numpy as np
 import pytest
+import torch
 
 from bertrain.base.console import evaluation_text
+from bertrain.config.resolve import resolve
+from bertrain.planning.plan import Prediction
+from bertrain.ranks import parallel
 from bertrain.run.spikes import MIN_STEPS, WINDOW, DivergenceWatch
-from bertrain.training.announce import remarks
+from bertrain.training.announce import predict_here, remarks
 from bertrain.training.evaluate import reporting
 from tests import helpers
 
@@ -20,6 +25,26 @@ def test_odd_lengths_are_remarked_on() -> None:
     assert "500 times" in many
     assert "6.0 times" in remarks(settings, 6.0)[0]
     assert remarks(helpers.tiny_settings(train__budget="1h"), 0.5) == [], "the length is not known yet"
+
+
+def test_only_gpus_of_the_table_have_a_prediction_and_no_run_fails_of_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    settings = resolve("mlperf-nvidia-1x8x48-packed", [("train.device", "cuda")])
+    lengths = np.full(4096, 512, dtype=np.int32)
+    monkeypatch.setattr(parallel, "choose_device", lambda wish: (torch.device(wish), ""))
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 8)
+
+    def found(name: str, **changes: int) -> Prediction | None:
+        monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: name)
+        return predict_here(settings, lengths, **{"world": 8, "per_node": 8} | changes)
+
+    here = found("NVIDIA H200")
+    assert here is not None
+    assert "for 8 h200:" in here.text()
+    assert found("NVIDIA T400") is None
+    assert found("NVIDIA H200", per_node=16) is None, "two ranks share a GPU"
+    on_cpu = resolve("mlperf-nvidia-1x8x48-packed", [("train.device", "cpu")])
+    assert predict_here(on_cpu, lengths, 8, 8) is None
+    assert predict_here(settings, lengths[:0], 8, 8) is None, "no lengths: an error of the planner, not of the run"
 
 
 def test_an_evaluation_fits_into_100_columns() -> None:

@@ -163,6 +163,7 @@ def test_bert_config_json_describes_the_model(tmp_path: Path) -> None:
         ("optimizer.name", "lam", "invalid-value", ["lamb, adamw, muon, madgrad, acclip", "did you mean 'lamb'"]),
         ("model.pad_vocab_to", "7", "invalid-value", ["model.pad_vocab_to", "1, 8, 64"]),
         ("train.max_steps", "0", "out-of-range", ["train.max_steps", "at least 1"]),
+        ("train.max_steps", "9" * 400, "out-of-range", ["train.max_steps", "400 digits"]),
         ("model.hidden_dropout", "1.5", "out-of-range", ["model.hidden_dropout", "1.5", "0.99"]),
         ("optimizer.learning_rate", "nan", "out-of-range", ["optimizer.learning_rate", "nan"]),
         ("model.num_heads", "3", "indivisible-heads", ["128", "3"]),
@@ -244,6 +245,7 @@ def test_recipes_that_are_not(tmp_path: Path) -> None:
         ('[model]\nnsp = "true"\n', "invalid-value", "model.nsp"),
         ("base = 3\n", "invalid-value", "base"),
         ("model = 3\n", "invalid-value", "[model]"),
+        (f"[optimizer]\nlearning_rate = {'9' * 400}\n", "out-of-range", "400 digits"),
     ):
         broken.write_text(text)
         with helpers.refused(code, named):

@@ -6,8 +6,10 @@ import signal
 from pathlib import Path
 
 import pytest
+import torch
+from safetensors import safe_open
 
-from bertrain.base.files import new_folder, replacing
+from bertrain.base.files import new_folder, replacing, save_tensors
 
 
 def test_a_handler_that_is_there_keeps_the_signal(tmp_path: Path) -> None:
@@ -35,3 +37,15 @@ def test_a_file_that_fails_keeps_what_was_there(tmp_path: Path) -> None:
         file.write("new \udc80")
     assert [path.name for path in tmp_path.iterdir()] == ["file"]
     assert (tmp_path / "file").read_text() == "old"
+
+
+def test_equal_tensors_make_equal_files(tmp_path: Path) -> None:
+    metadata = {f"key {number}": "ä" * number for number in range(8)}
+    written = set()
+    for number in range(4):
+        save_tensors({"weight é": torch.arange(6.0).view(2, 3)}, tmp_path / f"{number}.safetensors", metadata)
+        written.add((tmp_path / f"{number}.safetensors").read_bytes())
+    assert len(written) == 1
+    with safe_open(tmp_path / "0.safetensors", "pt") as file:
+        assert file.metadata() == metadata
+        assert file.get_tensor("weight é").tolist() == [[0.0, 1.0, 2.0], [3.0, 4.0, 5.0]]

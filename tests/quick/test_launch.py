@@ -15,6 +15,7 @@ from bertrain.launch.job import (
     Launcher,
     Task,
     carried_environment,
+    count_hosts,
     make_job,
     parse_time,
     place,
@@ -62,6 +63,13 @@ def test_a_recipe_holds_words_of_any_script(tmp_path: Path) -> None:
         ("mpi", {"procs_per_node": 1, "container": "image"}, "wrong-container-runtime", "--runtime apptainer"),
         ("slurm", {"procs_per_node": 1, "mounts": "/a:/a"}, "option-without-effect", "--container"),
         ("pbs", {"gpus_per_node": 4, "nodes": 3, "select": "2:ngpus=4"}, "conflicting-options", "2 chunk(s)"),
+        ("pbs", {"gpus_per_node": 4, "select": "abc"}, "invalid-value", "'abc'"),
+        ("pbs", {"gpus_per_node": 4, "select": "2:ngpus=4+0:ncpus=8"}, "invalid-value", "'0:ncpus=8'"),
+        ("pbs", {"gpus_per_node": 4, "select": "2:ngpus=8:ncpus=20"}, "conflicting-options", "ngpus=8"),
+        ("pbs", {"procs_per_node": 4, "select": "2:ncpus=20:ngpus=1"}, "conflicting-options", "ngpus=1"),
+        ("slurm", {"gpus_per_node": 4, "nodes": 2, "nodelist": "ONE"}, "conflicting-options", "names 1 node(s)"),
+        ("slurm", {"gpus_per_node": 4, "nodes": 1, "nodelist": "a,b[1-2]"}, "conflicting-options", "--nodes 3"),
+        ("slurm", {"gpus_per_node": 4, "nodes": 1, "nodelist": "b[x-2]"}, "invalid-value", "b[x-2]"),
     ],
 )
 def test_wishes_that_cannot_be(launcher: Launcher, spec: dict[str, Any], code: str, named: str) -> None:
@@ -121,6 +129,12 @@ def test_neither_a_link_nor_the_working_directory_brings_in_a_line(
     monkeypatch.chdir(odd)
     with helpers.refused("control-character", "working directory"):
         make_job(HERE, [task], folder=tmp_path / "job")
+
+
+def test_hosts_in_the_notation_of_slurm_are_counted() -> None:
+    assert [count_hosts(text) for text in ("", "one", "a,b", "gpu[1-4,7]", "r[1-2]n[01-10],x", "./nodes")] == [
+        0, 1, 2, 5, 21, 0,
+    ]  # fmt: skip
 
 
 def test_nodes_are_those_that_pbs_selects() -> None:

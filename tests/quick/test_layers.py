@@ -30,6 +30,7 @@ ROOMS = [
     "profiling",
     "launch",
     "pipeline",
+    "serving",
     "mlperf",
     "cli",
 ]

@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bertrain.base.schema import Count, JsonError, check_value, load_json, parse_json
+from bertrain.base.schema import Count, JsonError, check_value, is_number, load_json, parse_json
 
 
 class Span(NamedTuple):
@@ -121,3 +121,11 @@ def test_any_json_is_an_object_or_one_error(content: Any) -> None:
             assert isinstance(parse_json(json.dumps(value), Outer), Outer)
         except JsonError:
             continue
+
+
+@pytest.mark.parametrize(
+    ("value", "expected"),
+    [(1, True), (1.5, True), (True, False), ("1", False), (math.inf, False), (math.nan, False), (10**400, False)],
+)
+def test_numbers_are_finite_and_fit_in_64_bits(value: object, expected: bool) -> None:
+    assert is_number(value) is expected

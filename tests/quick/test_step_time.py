@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
 from pathlib import Path
 
@@ -17,12 +18,12 @@ from bertrain.planning.plan import (
     Wish,
     best_batching,
     deal_steps,
-    describe_run,
     fastest_for,
     fewest_gpus,
     full_bins,
     lengths_of,
     make_plan,
+    predict_run,
 )
 from bertrain.planning.step_time import (
     Cluster,
@@ -257,8 +258,45 @@ def test_a_plan_that_does_not_fit_is_refused() -> None:
         make_plan(wish(cluster=cluster(1, "rtx4090")), 1)
 
 
-def test_a_dry_run_knows_the_gpus_of_the_table() -> None:
-    (line,) = describe_run(SETTINGS, lengths_of(HISTOGRAM, 512), 8, "NVIDIA H200")
-    assert "8 h200" in line
-    assert "3,680 steps" in line
-    assert describe_run(SETTINGS, lengths_of(HISTOGRAM, 512), 8, "NVIDIA T400") == []
+def test_a_run_is_predicted_before_it_starts() -> None:
+    lengths, h200 = lengths_of(HISTOGRAM, 512), find_gpu("h200")
+    found = predict_run(SETTINGS, lengths, h200, 8, 8)
+    assert found is not None
+    assert found.step_s == pytest.approx(make_plan(wish(), 8).step.seconds, rel=0.02)
+    assert found.text().startswith("time by `bertrain plan` for 8 h200: 82.")
+    assert f"{3680 * found.step_s / 60 + 0.01:.2f} min for 3,680 steps" in found.text()
+    nodes = predict_run(resolve("mlperf-nvidia-8x8x36-packed"), lengths, h200, 64, 8)
+    assert nodes is not None
+    assert "64 h200 in 8 machines over nvlink+ib-ndr, which is assumed" in nodes.text()
+
+
+def test_a_run_to_mlperfs_target_ends_there() -> None:
+    settings = replace(SETTINGS, evaluate=replace(SETTINGS.evaluate, target_accuracy=0.72))
+    found = predict_run(settings, lengths_of(HISTOGRAM, 512), find_gpu("h200"), 8, 8)
+    assert found is not None
+    assert found.steps == pytest.approx(make_plan(wish(target=0.72), 8).steps, rel=0.01)
+    assert "to 0.72" in found.text()
+
+
+def test_runs_that_plans_do_not_cover_have_no_prediction() -> None:
+    lengths, h200 = lengths_of(HISTOGRAM, 512), find_gpu("h200")
+    assert predict_run(SETTINGS, lengths, find_gpu("a100"), 8, 8) is None, "an A100 has no FP8"
+    for change in ([("train.kernels", "plain")], [("train.kernels", "compiled")]):
+        assert predict_run(resolve("mlperf-nvidia-1x8x48-packed", change), lengths, h200, 8, 8) is None
+    assert predict_run(resolve("contest-mnli-1x1"), lengths, find_gpu("v100"), 1, 1) is None
+
+
+@pytest.mark.parametrize(("precision", "tolerance"), [("fp16", 0.05), ("fp32", 0.05), ("tf32", 0.2)])
+def test_steps_without_our_kernels_take_as_long_as_measured(precision: str, tolerance: float) -> None:
+    """BERT-Base with the compiled engine on an H200, 32,768 tokens of full rows."""
+    raw = json.loads((ROOT / "benchmarks" / "results" / "gpu_portable.json").read_text())["results"]
+    rows = [row for row in raw if (row["precision"], row["rows"], row["model"]) == (precision, "full", "base")]
+    assert rows
+    for row in rows:
+        length = row["length"]
+        sizes = {"data.max_seq_length": length, "data.max_predictions": length * 3 // 20, "train.precision": precision}
+        settings = resolve("bert-base-phase2", [(name, str(value)) for name, value in sizes.items()])
+        settings = replace(settings, model=replace(settings.model, vocab_size=30522))
+        load = full_bins(settings, 32768, 1, np.array([length]))
+        predicted = step_time(settings, [load], cluster(1), Design.of(settings), jitter=0).seconds
+        assert 1e3 * predicted == pytest.approx(row["bertrain"]["ms_per_step"], rel=tolerance)

@@ -6,6 +6,7 @@ import hashlib
 import json
 import os
 import re
+import shutil
 import signal
 import subprocess
 import time
@@ -69,6 +70,7 @@ class Scene:
         """The undisturbed result of a job."""
         place = self.folder / "undisturbed" / name
         if name not in self.references:
+            shutil.rmtree(place, ignore_errors=True)  # of an undisturbed run that failed
             place.mkdir(parents=True)
             words = JOBS[name].words(self, place)
             began = time.monotonic()

@@ -58,12 +58,19 @@ def _wait_for_a_moment(launched: Launched, place: Path, seconds: float, draw: ra
 def _choose(launched: Launched, target: str, draw: random.Random) -> int:
     """The process to kill: a launcher where there is nothing below it (yet)."""
     launcher = launched.process.pid
-    below = descendants(launcher)[1:]
+    below = [process for process in descendants(launcher)[1:] if not _is_pythons_own(process)]
     if target == "rank":
         below = [process for process in below if not children(process)]
     elif target == "node":
         below = [process for process in below if children(process)]
     return draw.choice(below) if below and target != "launcher" else launcher
+
+
+def _is_pythons_own(process: int) -> bool:
+    """Whether it is multiprocessing's resource tracker, which complains on stderr, harmlessly, if it is killed."""
+    with suppress(FileNotFoundError, ProcessLookupError):
+        return b"resource_tracker" in Path(f"/proc/{process}/cmdline").read_bytes()
+    return False
 
 
 def stop(draw: random.Random, scene: Scene, place: Path) -> Outcome:

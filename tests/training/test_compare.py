@@ -94,6 +94,23 @@ def test_padding_and_energy_are_figures_where_they_are_known(folder: Path) -> No
     assert ("Energy", "2 kJ", "2 MJ per million tokens") in compare.known_facts(measured)
 
 
+def test_a_prediction_stands_beside_the_measured_step(folder: Path) -> None:
+    alone = history(folder, "alone", 0.5, [])
+    path, measured = folder / "alone" / "environment.json", 1e3 * alone.summary.median_step_s
+    assert "Predicted step" not in [label for label, _, _ in compare.known_facts(alone)]
+    (start,) = json.loads(path.read_text())
+
+    def predicted(*times: float) -> dict[str, tuple[str, str]]:
+        path.write_text(json.dumps([start | {"predicted_step_ms": time} for time in times]))
+        return {label: (value, note) for label, value, note in compare.known_facts(read(folder / "alone", "alone"))}
+
+    value, note = predicted(0.8 * measured)["Predicted step"]
+    assert value == compare.milliseconds(0.8 * measured / 1e3)
+    assert note.endswith("measured +25.0%")
+    assert "Predicted step" in report([folder / "alone"]).read_text()
+    assert "Predicted step" not in predicted(measured, 2 * measured), "resumed on another machine"
+
+
 def test_environments_are_part_of_what_differs(folder: Path) -> None:
     one, other = (history(folder, name, 0.5, []) for name in ("here", "there"))
     starts = json.loads((folder / "there" / "environment.json").read_text())

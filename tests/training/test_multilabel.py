@@ -23,15 +23,9 @@ from bertrain.weights.export import export, import_weights
 from bertrain.weights.source import read_weights
 from tests import helpers, miniature_tasks
 from tests.launched import kill_when, records
-from tests.miniature_tasks import Miniature, arguments, command_line, settings_for
-from tests.training.test_finetune import outputs_of
+from tests.miniature_tasks import Miniature, arguments, command_line, outputs_of, settings_for
 
 CLASSES = {"task__target": "classes"}
-
-
-@pytest.fixture(scope="module")
-def mini(tmp_path_factory: pytest.TempPathFactory) -> Miniature:
-    return miniature_tasks.make_miniature(tmp_path_factory.mktemp("miniature_tasks"))
 
 
 @pytest.fixture(scope="module")

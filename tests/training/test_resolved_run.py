@@ -15,16 +15,11 @@ from bertrain.training import resolved_run
 from bertrain.training.announce import dry_run
 from bertrain.training.finetune import finetune
 from bertrain.training.start import preflight, pretrain
-from tests import helpers, miniature_tasks
+from tests import helpers
 from tests.miniature_tasks import Miniature, settings_for
 
 HASHED = Counter(dict.fromkeys(checkpoint.FILES, 1))
 """Every file of a checkpoint, once."""
-
-
-@pytest.fixture(scope="module")
-def mini(tmp_path_factory: pytest.TempPathFactory) -> Miniature:
-    return miniature_tasks.make_miniature(tmp_path_factory.mktemp("resolved"))
 
 
 class Spy:

@@ -29,11 +29,6 @@ from tests.miniature_tasks import Miniature, command_line, settings_for
 
 
 @pytest.fixture(scope="module")
-def mini(tmp_path_factory: pytest.TempPathFactory) -> Miniature:
-    return miniature_tasks.make_miniature(tmp_path_factory.mktemp("tag"))
-
-
-@pytest.fixture(scope="module")
 def tagger(mini: Miniature) -> Path:
     """A run that finds persons and places."""
     run = mini.base.parent / "tagger"

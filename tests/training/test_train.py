@@ -21,7 +21,10 @@ from bertrain.weights.tensors import load_tensors
 from tests import helpers
 
 DEMO = Path(__file__).parents[2] / "demo" / "train-1.txt"
-SMALL = (("model.hidden_size", "32"), ("model.intermediate_size", "64"), ("log.tensorboard", "false"))
+SMALL = (
+    ("model.hidden_size", "32"), ("model.intermediate_size", "64"), ("log.tensorboard", "false"),
+    ("evaluate.every_samples", "500"),
+)  # fmt: skip
 WISHES = {"budget": "3s", "evaluation_share": 0.1, "size": "tiny", "overrides": SMALL}
 
 
@@ -128,6 +131,7 @@ def test_it_fine_tunes_and_begins_with_weights(made: Trained, tmp_path: Path) ->
         ({"budget": "soon"}, "invalid-duration"),
         ({"language": "xx"}, "unknown-language"),
         ({"overrides": (("train.epochs", "0"),)}, "no-length"),
+        ({"overrides": (("evaluate.data", "elsewhere"),)}, "conflicting-options"),
         ({"init": "nowhere"}, "missing-weights"),
         ({"overrides": (("optimizer.learning_rat", "1"),)}, "unknown-setting"),
         ({"overrides": (("optimizer.learning_rate", "abc"),)}, "invalid-value"),

@@ -10,7 +10,7 @@ import torch
 
 from bertrain.base.errors import UserError
 from bertrain.config.resolve import resolve
-from bertrain.tasks.fill_mask import fill_mask, one_sequence
+from bertrain.tasks.fill_mask import fill_mask
 from bertrain.training.start import pretrain
 from bertrain.weights.export import export
 from bertrain.weights.source import build_model, read_weights
@@ -44,7 +44,7 @@ def test_transformers_gives_the_same_logits(run: Path, exported: Path) -> None:
     assert len(positions) == 2
     with torch.no_grad():
         expected = theirs(**encoded).logits[0, positions]
-        actual = build_model(read_weights(run))(one_sequence(tokens, positions)).mlm_logits
+        actual = build_model(read_weights(run))(helpers.one_sequence(tokens, positions)).mlm_logits
     assert actual.shape == expected.shape
     assert float((actual - expected).abs().max()) <= 1e-5
 

@@ -39,7 +39,7 @@ from bertrain.data.prepare.examples import (
 )
 from bertrain.data.prepare.reference import reference_rows
 from bertrain.data.text.documents import Span, read_lines
-from bertrain.data.text.tokenizer import AnyTokenizer, open_tokenizer
+from bertrain.data.text.tokenizer import AnyTokenizer, tokenizer_of
 from bertrain.data.text.vocabulary import Vocabulary
 
 PLAN, SUMMARY = "plan.json", "unit.json"
@@ -133,7 +133,7 @@ def make_unit(work_folder: str, number: int) -> int:
 def _words(work_folder: str, lower_case: bool) -> tuple[Vocabulary, AnyTokenizer]:
     """The vocabulary, and a tokenizer whose cache is kept from one unit to the next."""
     vocabulary = Vocabulary.load(Path(work_folder) / VOCABULARY, lower_case=lower_case)
-    return vocabulary, open_tokenizer(vocabulary)
+    return vocabulary, tokenizer_of(vocabulary)
 
 
 def _write_unit(folder: Path, plan: Plan, number: int, vocabulary: Vocabulary, tokenizer: AnyTokenizer) -> None:

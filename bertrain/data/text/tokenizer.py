@@ -1,6 +1,6 @@
 """Text to token ids: BERT's exact tokenizer, its near twin in Hugging Face tokenizers, and any other of that library.
 
-`open_tokenizer` chooses by the vocabulary.
+`tokenizer_of` chooses by the vocabulary.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ import re
 import unicodedata
 from array import array
 from collections.abc import Callable
-from functools import cache
+from functools import cache, lru_cache
 from typing import Any
 
 import numpy as np
@@ -35,6 +35,7 @@ class Tokenizer:
     """What stands before a sentence or word that others precede, so that it is tokenized as in running text."""
 
     def __init__(self, vocabulary: Vocabulary) -> None:
+        self._vocabulary = vocabulary
         self._numbers = {word: number for number, word in enumerate(vocabulary.words)}
         self._longest = max(map(len, self._numbers))
         self.dtype, self._lower_case = vocabulary.dtype, vocabulary.lower_case
@@ -55,6 +56,10 @@ class Tokenizer:
             if len(table) > CACHED_WORDS:
                 table.clear()
         return encoded
+
+    def decode(self, number: int) -> str:
+        """The word of an id; pieces keep their ##."""
+        return self._vocabulary.words[number]
 
     def _encode_word(self, word: str) -> bytes:
         """The ids of a word between spaces: case folded, split at punctuation, looked up."""
@@ -91,7 +96,7 @@ class FileTokenizer:
     joint = " "
 
     def __init__(self, vocabulary: Vocabulary) -> None:
-        self._pipeline, self.dtype = build_pipeline(vocabulary), vocabulary.dtype
+        self._pipeline, self.dtype, self._vocabulary = build_pipeline(vocabulary), vocabulary.dtype, vocabulary
 
     def encode(self, sentences: list[str]) -> list[list[int]]:
         """The token ids of each sentence, without [CLS] and [SEP]."""
@@ -102,11 +107,19 @@ class FileTokenizer:
         """The token ids of a sentence as the bytes of an array of `dtype`."""
         return np.array(self._pipeline.encode(sentence, add_special_tokens=False).ids, self.dtype).tobytes()
 
+    def decode(self, number: int) -> str:
+        """The text of an id, without the space before it."""
+        word = self._vocabulary.words[number]
+        shown = "" if word in self._vocabulary.special else self._pipeline.decode([number], skip_special_tokens=False)
+        return shown.strip() or word
+
 
 AnyTokenizer = Tokenizer | FileTokenizer
 
 
-def open_tokenizer(vocabulary: Vocabulary) -> AnyTokenizer:
+@lru_cache(maxsize=8)
+def tokenizer_of(vocabulary: Vocabulary) -> AnyTokenizer:
+    """The tokenizer of a vocabulary, the same each time, with the words it has seen."""
     return FileTokenizer(vocabulary) if vocabulary.tokenizer else Tokenizer(vocabulary)
 
 

@@ -32,6 +32,7 @@ class Candidate(NamedTuple):
     text: str
     start: float
     end: float
+    place: int = 0  # index of its first character in the context
 
     @property
     def score(self) -> float:
@@ -51,6 +52,15 @@ class Answers:
         """The best text, or an empty one where the null odds exceed the threshold."""
         return "" if self.null_odds is not None and self.null_odds > null_threshold else self.best
 
+    def to_dict(self, null_threshold: float) -> dict[str, Any]:
+        """The prediction and, of each candidate, also its place; in v2.0, the null odds."""
+        candidates = [
+            ranked | {"start": one.place, "end": one.place + len(one.text)}
+            for one, ranked in zip(self.candidates, _with_probabilities(self.candidates), strict=True)
+        ]
+        odds = {} if self.null_odds is None else {"null_odds": self.null_odds}
+        return {"answer": self.prediction(null_threshold), "candidates": candidates} | odds
+
 
 def find_answers(
     collection: Collection, windows: Windows, outputs: TaskOutputs, version: Version, settings: TaskSettings
@@ -68,7 +78,7 @@ def find_answers(
     columns = context.tolist(), begins.tolist(), ends.tolist(), spans.start.tolist(), spans.end.tolist()
 
     def candidate(paragraph: int, begin: int, end: int, start_logit: float, end_logit: float) -> Candidate:
-        return Candidate(collection.contexts[paragraph][begin:end], start_logit, end_logit)
+        return Candidate(collection.contexts[paragraph][begin:end], start_logit, end_logit, begin)
 
     stops = np.cumsum(per_question)
     own_spans = map(slice, (stops - per_question).tolist(), stops.tolist())

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
@@ -15,7 +15,7 @@ from bertrain.config.settings import Settings, TaskSettings
 from bertrain.data.formats.block import Block
 from bertrain.data.text.vocabulary import Vocabulary
 from bertrain.tasks.squad.answers import Answers, find_answers, write_answers
-from bertrain.tasks.squad.files import Collection, Version, find_file, read_squad, shorten
+from bertrain.tasks.squad.files import Collection, Question, Version, find_file, read_squad, shorten
 from bertrain.tasks.squad.scoring import score_squad
 from bertrain.tasks.squad.windows import AnswerSpans, TokenizedTexts, Windows, locate_answers, make_windows, tokenize
 from bertrain.tasks.tables import SKIP_HINT
@@ -136,10 +136,19 @@ class SquadTask:
 
     def _read(self, key: str, name: str) -> SquadSplit:
         """Read a file and cut it into windows; adds to `notes`."""
+        collection = read_squad(self.files[key], self.version, on_error=self.settings.task.on_error)
+        return self._split(name, collection, is_training=key == "train")
+
+    def encode(self, pairs: Sequence[tuple[str, str]]) -> SquadSplit:
+        """Questions and the context of each, which are given themselves, as a split."""
+        contexts = {context: number for number, context in enumerate(dict.fromkeys(context for _, context in pairs))}
+        questions = [Question(str(number), text, contexts[context], ()) for number, (text, context) in enumerate(pairs)]
+        return self._split("texts", Collection(Path("texts"), list(contexts), questions, False, []), is_training=False)
+
+    def _split(self, name: str, collection: Collection, *, is_training: bool) -> SquadSplit:
         task = self.settings.task
-        collection = read_squad(self.files[key], self.version, on_error=task.on_error)
         paragraphs = tokenize(collection.contexts, self.vocabulary)
-        collection, spans = self._drop_unusable(collection, paragraphs, is_training=key == "train")
+        collection, spans = self._drop_unusable(collection, paragraphs, is_training=is_training)
         queries = tokenize([question.text for question in collection.questions], self.vocabulary)
         targets = spans.spans if collection.has_answers else None
         windows = make_windows(collection, paragraphs, queries, targets, self.vocabulary, self.settings)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import unicodedata
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cached_property, lru_cache
 
 import numpy as np
 
@@ -23,6 +23,7 @@ from bertrain.tasks.windows import WindowRanges, cut_windows, has_most_context
 
 CHUNK_TEXTS = 1000  # tokenized together: the tokenizer's objects take a few hundred bytes per token
 SPECIAL_TOKENS = 3  # [CLS] and two [SEP]
+pipeline_of = lru_cache(maxsize=8)(build_pipeline)
 
 
 @dataclass(frozen=True)
@@ -63,7 +64,7 @@ class Windows:
 
 def tokenize(texts: Sequence[str], vocabulary: Vocabulary) -> TokenizedTexts:
     """Tokenize each text, with the range of characters of each token."""
-    pipeline = build_pipeline(vocabulary)
+    pipeline = pipeline_of(vocabulary)
     counts, tokens, characters = [], [np.zeros(0, np.int64)], [np.zeros((0, 2), np.int64)]
     for first in range(0, len(texts), CHUNK_TEXTS):
         chunk = texts[first : first + CHUNK_TEXTS]

@@ -13,7 +13,7 @@ import numpy as np
 
 from bertrain.data.formats.block import Block, Masks, Values, flat_ranges, join_segments, offsets_of
 from bertrain.data.formats.masking import Ints
-from bertrain.data.text.tokenizer import open_tokenizer
+from bertrain.data.text.tokenizer import tokenizer_of
 from bertrain.data.text.vocabulary import Vocabulary
 from bertrain.tasks.windows import cut_windows, has_most_context
 
@@ -52,7 +52,7 @@ def encode_words(
 
 def _split_words(vocabulary: Vocabulary, sentences: Sequence[Sequence[str]]) -> tuple[Values, Ints]:
     """The pieces of all words and how many each has: one at least, [UNK] for a word of nothing that can be read."""
-    tokenizer = open_tokenizer(vocabulary)
+    tokenizer = tokenizer_of(vocabulary)
     unknown = np.array([vocabulary.id_of("[UNK]")], tokenizer.dtype).tobytes()
     encoded = [
         tokenizer.encode_raw(tokenizer.joint + word if number else word) or unknown

@@ -1,0 +1,1 @@
+"""Models and reports over HTTP: `bertrain serve`, `bertrain watch --web`."""

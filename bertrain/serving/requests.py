@@ -1,0 +1,66 @@
+"""The body of a request, checked against the fields of its operation."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from typing import Any
+
+from bertrain.base.errors import UserError, nearest
+from bertrain.base.schema import JsonError, check_value, parse_json
+from bertrain.serving.operations import Operation
+
+MAX_BODY = 1 << 20  # bytes
+MAX_TEXTS = 1000  # of one request
+MAX_CHARACTERS = 100_000  # of one text
+MAX_TOP = 100
+
+
+@dataclass(frozen=True)
+class Ask:
+    """A request: texts, pairs of texts, or pairs of a question and its context; and its options by name."""
+
+    operation: str
+    texts: list[Any]
+    options: dict[str, Any]
+    num_bytes: int
+
+
+def parse(operation: Operation, body: bytes) -> Ask:
+    """The request in a body; raises UserError for anything else."""
+    try:
+        content = parse_json(body)
+    except JsonError as error:
+        raise UserError("malformed-body", f"the body is {error}") from None
+    known = {field.name: field for field in operation.fields}
+    if not isinstance(content, dict):
+        raise UserError("malformed-body", f"the body is not a JSON object with {' and '.join(known)}")
+    if unknown := next((name for name in content if name not in known), None):
+        advice = f"{nearest(unknown, list(known))}; its fields are {', '.join(known)}"
+        raise UserError("unknown-field", f"{operation.name} has no field {unknown[:60]!r}{advice}")
+    schema = {field.name + "?" * (field.default is not None): field.schema for field in operation.fields}
+    try:
+        content = check_value(content, schema)
+    except JsonError as error:
+        raise UserError("wrong-field", f"{operation.name}: {error}") from None
+    options = {field.name: content.get(field.name, field.default) for field in operation.fields}
+    items = options.pop(operation.fields[0].name)
+    items = [(one["question"], one["context"]) if isinstance(one, dict) else one for one in items]
+    if not 1 <= options.get("top", 1) <= MAX_TOP:
+        raise UserError("wrong-field", f"{operation.name}: top is {options['top']}; ask for 1 to {MAX_TOP}")
+    if not 1 <= len(items) <= MAX_TEXTS:
+        raise UserError("wrong-number-of-texts", f"there are {len(items)} texts; send 1 to {MAX_TEXTS}")
+    texts = [options.pop("query"), *items] if "query" in options else items
+    for number, text in enumerate(texts, start=1):
+        for part in [text] if isinstance(text, str) else text:
+            _check_text(number, part)
+    return Ask(operation.name, texts, options, len(body))
+
+
+def _check_text(number: int, text: str) -> None:
+    if not any(character.isprintable() and not character.isspace() for character in text):
+        raise UserError("empty-text", f"text {number} is empty")
+    if len(text) > MAX_CHARACTERS:
+        raise UserError("text-too-long", f"text {number} has {len(text):,} characters; send at most {MAX_CHARACTERS:,}")
+    if re.search("[\ud800-\udfff]", text):
+        raise UserError("bad-text", f"text {number} has invalid Unicode (a lone surrogate)")

@@ -1,0 +1,43 @@
+"""Every `bertrain plan` of the documents is run as it stands, and prints the times that the pages name."""
+
+from __future__ import annotations
+
+import re
+import shlex
+from pathlib import Path
+
+import pytest
+
+from tests.helpers import make_data
+from tests.miniature_tasks import command_line
+
+DOCS = Path(__file__).parents[2] / "docs"
+FIVE = sorted(path for path in DOCS.glob("from-*.md") if path.name != "from-intel-cpu.md")  # which has no prediction
+
+
+def commands(page: Path) -> list[str]:
+    return re.findall(r"bertrain plan \S+ --[^`\n]+", page.read_text(encoding="utf-8"))
+
+
+def test_every_command_of_the_how_to_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    make_data(tmp_path)
+    monkeypatch.chdir(tmp_path)
+    found = commands(DOCS / "how-to-plan.md")
+    assert len(found) == 5
+    for command in found:
+        printed = command_line(*shlex.split(command)[1:]).out
+        assert "a prediction for" in printed, command
+        assert ("is the fastest" in printed) == ("--tune" in command)
+        assert ("EUR" in printed) == ("--price" in command)
+
+
+@pytest.mark.parametrize("page", FIVE, ids=lambda path: path.stem)
+def test_the_predicted_times_of_a_page_are_those_of_its_commands(page: Path) -> None:
+    named = commands(page)
+    assert named
+    text = " ".join(page.read_text(encoding="utf-8").split())
+    for command in named:
+        heads, row = (
+            re.split(r"\s{2,}", line.strip()) for line in command_line(*shlex.split(command)[1:]).out.splitlines()[-2:]
+        )
+        assert row[heads.index("time")] in text, command
