@@ -34,6 +34,7 @@ _MODULES = {
     "resolve": "config.resolve",
     "resolve_task": "training.task_settings",
     "resume": "training.start",
+    "sweep": "pipeline.sweep",
     "train": "pipeline.train",
     "train_vocabulary": "data.text.vocabulary_training",
 }
@@ -47,6 +48,7 @@ if TYPE_CHECKING:
     from bertrain.data.prepare.prepare import prepare as prepare
     from bertrain.data.text.extract import extract as extract
     from bertrain.data.text.vocabulary_training import train_vocabulary as train_vocabulary
+    from bertrain.pipeline.sweep import sweep as sweep
     from bertrain.pipeline.train import train as train
     from bertrain.reports.report import report as report
     from bertrain.tasks.fill_mask import fill_mask as fill_mask

@@ -29,6 +29,7 @@ CONTINUES = {
     "download",
     "mlperf",
     "embed",
+    "sweep",
 }  # verbs that keep what they have done when they are interrupted
 NO_MEMORY = ("failed to map segment", "cannot allocate memory", "can't start new thread", "bad_alloc")
 UsageError: Any = typer.BadParameter.__base__  # click's class, which typer does not export in every version

@@ -1,27 +1,37 @@
-"""The verb that does everything: `bertrain train`."""
+"""The verbs that drive whole runs: `bertrain train` and `bertrain sweep`."""
 
 from __future__ import annotations
 
+import csv
 from pathlib import Path
 from typing import Annotated, Any, get_args
 
 from typer import Argument, Option
 
 from bertrain.base.errors import UserError
+from bertrain.base.formatting import counted, few
+from bertrain.base.isa import cap_isa
 from bertrain.base.machine import is_first_rank
 from bertrain.cli.options import (
     ENCODING,
     OVERRIDES,
     SIZED_OPTIONS,
+    TASK_OPTIONS,
     TEXT_COLUMN,
+    TRAINING_OPTIONS,
+    AsJson,
     InitialWeights,
     Overrides,
+    SettingsFile,
     is_launched,
     new_app,
     prepare_process,
+    printed_json,
     start_ranks,
+    stdout_for_json,
     takes_settings,
 )
+from bertrain.cli.tasks import parse_seeds
 from bertrain.config.choices import DocumentEnd, OnError
 from bertrain.config.resolve import resolve
 
@@ -94,3 +104,75 @@ def parse_share(text: str) -> float:
         return float(text.removesuffix("%")) / (100 if text.endswith("%") else 1)
     except ValueError:
         raise UserError("invalid-value", f"--eval is {text!r}; give a share such as 5%") from None
+
+
+@pipeline_app.command("sweep", context_settings=OVERRIDES)
+@takes_settings((*TRAINING_OPTIONS, *TASK_OPTIONS))
+def sweep(
+    what: Annotated[str, Argument(metavar="RECIPE_OR_TASK", help="what `pretrain` or `finetune` takes")],
+    data: Annotated[Path, Option(help="prepared data, or the folder with the task's files")],
+    out: Annotated[Path, Option("--out", help="the folder to create, or to continue in: a run folder for each run")],
+    overrides: Overrides,
+    grid: Annotated[
+        list[str] | None,
+        Option(metavar="SETTING=VALUE,VALUE", help="a setting and its values; of several --grid, all combinations"),
+    ] = None,
+    seeds: Annotated[str, Option(help="runs of each combination: a number of seeds, such as 3, or seeds 5,6,7")] = "",
+    at_once: Annotated[
+        int, Option(min=0, help="most runs at the same time; 0: as many as there are cores, and as fit into memory")
+    ] = 0,
+    init: InitialWeights = None,
+    settings_file: SettingsFile = None,
+    dry_run: Annotated[bool, Option("--dry-run", help="check every run, print their names, and stop")] = False,
+    as_json: AsJson = False,
+) -> None:
+    """Train with every combination of some settings, and print which is best; several at once where memory allows.
+
+    Other settings, given as --section.field VALUE, hold for all runs. A run that fails does not stop the others. If it
+    is interrupted, the same command continues.
+
+    Example: bertrain sweep bert-tiny --data data/ --out sweep --grid optimizer.learning_rate=1e-4,2e-4 --seeds 3
+    """
+    if is_launched():
+        raise UserError("not-launchable", "a sweep starts its runs itself; call it on one machine, without ranks")
+    if as_json and dry_run:
+        raise UserError("conflicting-options", "--json prints results, and --dry-run has none; give one")
+    cap_isa(dict(overrides).get("train.isa", "auto"))  # type: ignore[arg-type]  # other values are refused below
+    from bertrain.pipeline import sweep as sweeping
+    from bertrain.pipeline.sweep_results import print_results
+
+    wishes: dict[str, Any] = {
+        "grid": parse_grid(grid or []), "seeds": count_seeds(seeds), "init": init or "", "overrides": overrides,
+        "settings_file": settings_file,
+    }  # fmt: skip
+    if dry_run:
+        print("\n".join(sweeping.dry_run(out, sweeping.make_request(what, data, **wishes), at_once)))
+        return
+    with stdout_for_json(as_json):
+        found = sweeping.sweep(what, data, out, **wishes, at_once=at_once)
+    if not printed_json(found.to_dict(), as_json):
+        print_results(found)
+    if found.failed:
+        ended = f"{counted(len(found.failed), 'run')} failed: {few(found.failed)}"
+        raise UserError("failed-runs", f"{ended}; the rest are done, and the same command tries these again")
+
+
+def parse_grid(words: list[str]) -> dict[str, list[str]]:
+    """Values by setting, from SETTING=VALUE,VALUE; quotes protect a comma inside a value."""
+    grid: dict[str, list[str]] = {}
+    for word in words:
+        key, _, text = word.partition("=")
+        values = next(csv.reader([text], skipinitialspace=True), [])
+        if not values or "" in values:
+            form = "SETTING=VALUE,VALUE, such as optimizer.learning_rate=1e-4,2e-4"
+            raise UserError("bad-grid", f"--grid is {word!r}; write {form}")
+        if key in grid:
+            raise UserError("conflicting-options", f"--grid {key} is given twice; write its values in one list")
+        grid[key] = values
+    return grid
+
+
+def count_seeds(text: str) -> list[int]:
+    """The seeds 1, 2, 3 for 3; or those in a list such as 5,6,7."""
+    seeds = parse_seeds(text)
+    return list(range(1, seeds[0] + 1)) if seeds and "," not in text else seeds

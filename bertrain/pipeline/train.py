@@ -17,13 +17,12 @@ an interruption at any point.
 
 from __future__ import annotations
 
-import fcntl
 import json
 import os
 import shutil
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from shlex import quote
@@ -41,12 +40,12 @@ from bertrain.config.settings import Settings
 from bertrain.data.text.documents import EXTRACT_DESCRIPTION, EXTRACT_TRAINING
 from bertrain.data.text.survey import survey
 from bertrain.pipeline.card import model_card
+from bertrain.pipeline.folder import locked
 from bertrain.pipeline.plan import HELD_OUT, Machine, Plan, Size, Text, make_plan, refuse_too_little
 from bertrain.pipeline.request import Request, check_request, make_request
 from bertrain.run.folder import TRAIN_PLAN, Run
 from bertrain.run.records import EndRecord, EvaluationRecord, last_record
 
-LOCK = ".lock"
 VOCABULARY_FILES = 40  # of the extracted text, evenly strided: about 1 GB says enough about words
 USEFUL = 1.2  # times the baseline: below, a model knows little but frequencies
 
@@ -104,7 +103,7 @@ def train(
     request = make_request(locals())
     out = Path(out)
     check_request(request, out)
-    with _locked(out) if is_first_rank() else nullcontext():
+    with locked(out, TRAIN_PLAN, "text", "vocab.txt") if is_first_rank() else nullcontext():
         if is_first_rank():
             plan = _plan(request, out, nproc)
             _prepare(plan, request, out)
@@ -411,28 +410,3 @@ def summary(made: Trained) -> list[str]:
         return [*lines, f'next:     bertrain predict {quote(str(made.folder / "task"))} "a text"']
     finetune = f"bertrain finetune classify --init {quote(str(made.run))} --data labels.csv --run runs/labels"
     return [*lines, f"next:     {finetune}"]
-
-
-@contextmanager
-def _locked(out: Path) -> Iterator[None]:
-    """The folder OUT, made if need be, and used by this process alone. Without a result, none is left behind."""
-    try:
-        out.mkdir(parents=True, exist_ok=True)
-        lock = open(out / LOCK, "w")  # noqa: SIM115 - held until the end
-    except OSError as error:
-        raise UserError("unwritable-folder", f"cannot write {out}: {error.strerror or error}") from None
-    with lock:
-        known = {TRAIN_PLAN, LOCK, "text", "vocab.txt"}
-        if not (out / TRAIN_PLAN).exists() and {path.name for path in out.iterdir() if path.name[0] != "."} - known:
-            (out / LOCK).unlink()
-            raise UserError("occupied-folder", f"{out} has other files; choose another --out, or remove them")
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            raise UserError("already-running", f"another process is training in {out}; wait for it") from None
-        try:
-            yield
-        finally:
-            if {path.name for path in out.iterdir()} == {LOCK}:
-                (out / LOCK).unlink()
-                out.rmdir()

@@ -178,6 +178,13 @@ def test_how_to_embed_runs_as_written(encoder: Path, tmp_path: Path) -> None:
         assert_shows(action, perform(action, tmp_path))
 
 
+def test_the_section_about_sweeps_runs_as_written(tmp_path: Path) -> None:
+    helpers.make_data(tmp_path)
+    section = (DOCS / "how-to-optimizers.md").read_text().partition("## Try several values")[2]
+    (action,) = actions_of(section)
+    assert_shows(action, perform(action, tmp_path))
+
+
 def test_a_shown_line_is_compared_by_its_words() -> None:
     line = "step 10/60  loss 8.8131  lr 1.35e-03  10,102 tokens/s  ...  10 s left"
     assert re.search(pattern_of(line), "step 20/60 loss 7.1  lr 1.00e-04  9 tokens/s  data 7%  1:05 s left")

@@ -62,6 +62,7 @@ CASES = {
         Case("predict {tuned} --data {table} --out {out}/predictions --device cpu"),
     ],
     "embed": [Case("embed {exported} {golden}/sample.txt --out {out}/vectors.npy --device cpu")],
+    "sweep": [Case(f"sweep bert-tiny --data {{data}} --out {{out}}/sweep --seeds 1 {TINY}")],
     "score": [Case("score squad/v1.1 --data {squad}/dev-v1.1.json --predictions {predictions}")],
     "watch": [Case("watch {base} --once"), Case("watch {base}", is_stream=True)],
     "logs": [Case("logs {base}", is_stream=True)],

@@ -16,7 +16,8 @@ from tests.training.test_train import write_articles
 
 ROOT = Path(__file__).parents[2]
 IN_ORDER = ("train", "recipe_names", "resolve", "extract", "train_vocabulary", "prepare", "pretrain", "resume",
-            "evaluate", "fill_mask", "embed", "export", "report", "resolve_task", "finetune", "predict")  # fmt: skip
+            "evaluate", "fill_mask", "embed", "export", "report", "resolve_task", "finetune", "predict",
+            "sweep")  # fmt: skip
 
 
 @pytest.fixture(scope="module")

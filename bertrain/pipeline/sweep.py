@@ -1,0 +1,379 @@
+"""`bertrain sweep`: one run for each combination of some settings, several at once on this machine.
+
+OUT/sweep.json       what was asked for, and which runs are done
+OUT/NAME             a run folder for each combination and seed
+OUT/output/NAME.txt  what its process printed
+OUT/report.html      the runs side by side, best first
+
+Each run is a process of `bertrain pretrain` or `bertrain finetune`, which continues what it finds in its folder. So the
+same command continues after an interruption at any point. `sweep_results.py` ranks the runs.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from itertools import product
+from pathlib import Path
+from types import FrameType
+
+from bertrain.base.console import warn
+from bertrain.base.errors import RequeueError, StoppedError, UserError, nearest
+from bertrain.base.files import write_atomically
+from bertrain.base.formatting import counted
+from bertrain.base.machine import under_launcher
+from bertrain.base.schema import JsonError, load_json
+from bertrain.config.recipe import recipe_names
+from bertrain.config.resolve import Overrides, as_pairs, resolve
+from bertrain.config.settings import Settings
+from bertrain.pipeline.folder import locked
+from bertrain.pipeline.sweep_results import Swept, rank_runs
+from bertrain.ranks.signals import LAUNCHER, STOP_SIGNALS, handling
+from bertrain.run.folder import Run
+from bertrain.tasks.registry import task_names
+from bertrain.weights.hub import absolute
+
+SWEEP, OUTPUT = "sweep.json", "output"
+LONGEST_NAME = 160  # of a run folder; file systems allow 255 bytes
+POLL_S = 0.1
+ENDING_S = 120  # for runs of a killed sweep to save and end
+
+
+@dataclass(frozen=True)
+class Request:
+    """What the user asked for; the same command continues, another one is refused."""
+
+    what: str
+    """A recipe, or a task to fine-tune for."""
+    data: str
+    init: str
+    settings_file: str
+    overrides: dict[str, str]
+    grid: dict[str, list[str]]
+    seeds: list[int]
+
+    def resolve(self, changes: Mapping[str, str]) -> Settings:
+        from bertrain.training.task_settings import resolve_task
+
+        overrides, file = self.overrides | dict(changes), self.settings_file or None
+        if self.what in task_names():
+            return resolve_task(self.what, overrides, settings_file=file)
+        settings = resolve(self.what, overrides, file)
+        settings.refuse_unsettled_task()
+        return settings
+
+
+@dataclass(frozen=True)
+class PlannedRun:
+    """One run of a sweep."""
+
+    name: str
+    point: dict[str, str]
+    """Its values of the grid's settings."""
+    seed: int | None
+
+    @property
+    def changes(self) -> dict[str, str]:
+        return self.point | ({} if self.seed is None else {"train.seed": str(self.seed)})
+
+
+@dataclass(frozen=True)
+class Slots:
+    """How many runs train at once, and why; each slot has its own cores, and one of the GPUs."""
+
+    cpus: list[tuple[int, ...]]
+    gpus: list[str]
+    reason: str
+
+
+def sweep(
+    what: str,
+    data: str | Path,
+    out: str | Path,
+    *,
+    grid: Mapping[str, Sequence[object]] | None = None,
+    seeds: Sequence[int] = (),
+    init: str | Path = "",
+    overrides: Overrides | None = None,
+    settings_file: str | Path | None = None,
+    at_once: int = 0,
+) -> Swept:
+    """Train a recipe, or fine-tune for a task, with every combination of the values in `grid`, once for each seed.
+
+    `at_once` limits the runs that train at the same time; 0: as many as there are cores, and as fit into memory. Called
+    again with the same arguments, it continues. A run that fails does not stop the others; the result names it.
+
+    Example: bertrain.sweep("bert-tiny", "data", "sweep", grid={"train.max_steps": [2, 4]}).points[0].settings
+    """
+    out, request = Path(out), make_request(what, data, grid or {}, seeds, init, overrides, settings_file)
+    planned = plan_runs(request)
+    with locked(out, SWEEP):
+        done = _read_done(out / SWEEP, request)
+        waiting = [run for run in planned if run.name not in done]
+        slots = choose_slots(request, waiting, out, at_once)
+        _write(out / SWEEP, request, done)
+        print(f"{out}: {counted(len(planned), 'run')}, {len(done)} of them done; {slots.reason}", flush=True)
+        failed = _run_all(request, waiting, out, slots, done, len(planned))
+        return rank_runs(out, [(run.point, out / run.name) for run in planned if run.name in done], failed)
+
+
+def dry_run(out: str | Path, request: Request, at_once: int) -> list[str]:
+    """The runs that a sweep would start, and how many at once, in lines; nothing is written."""
+    planned = plan_runs(request)
+    done = _read_done(Path(out) / SWEEP, request)
+    slots = choose_slots(request, [run for run in planned if run.name not in done], Path(out), at_once)
+    return [slots.reason, *(f"{run.name}{' (done)' if run.name in done else ''}" for run in planned)]
+
+
+# --- what to run ------------------------------------------------------------------------------------------------
+
+
+def make_request(
+    what: str,
+    data: str | Path,
+    grid: Mapping[str, Sequence[object]],
+    seeds: Sequence[int],
+    init: str | Path,
+    overrides: Overrides | None,
+    settings_file: str | Path | None,
+) -> Request:
+    """The arguments of `sweep`, checked; paths are absolute, so that the command may be repeated from elsewhere."""
+    if under_launcher():
+        raise UserError("not-launchable", "a sweep starts its runs itself; call it on one machine, without ranks")
+    if not what.endswith(".toml") and what not in (names := [*recipe_names(), *task_names()]):
+        raise UserError("unknown-recipe", f"there is neither a recipe nor a task {what!r}{nearest(what, names)}")
+    if not (grid or seeds):
+        raise UserError("missing-option", "nothing to vary: give --grid SETTING=VALUE,VALUE, or --seeds 3")
+    given = dict(as_pairs(overrides))
+    for key in [*grid, *(["train.seed"] if seeds else [])]:
+        if key in given or (key == "train.seed" and seeds and key in grid):
+            raise UserError("conflicting-options", f"{key} is given twice: as a setting, and to be varied; give one")
+    return Request(
+        what=str(Path(what).resolve()) if what.endswith(".toml") else what,
+        data=str(Path(data).resolve()),
+        init=absolute(init),
+        settings_file=str(Path(settings_file).resolve()) if settings_file else "",
+        overrides=given,
+        grid={key: [str(value) for value in values] for key, values in grid.items()},
+        seeds=list(seeds),
+    )
+
+
+def plan_runs(request: Request) -> list[PlannedRun]:
+    """Every point of the grid with the first seed, then with the next one."""
+    endings = [key.rpartition(".")[2] for key in request.grid]
+    short = {
+        key: key if endings.count(ending) > 1 else ending for key, ending in zip(request.grid, endings, strict=True)
+    }
+    planned: dict[str, PlannedRun] = {}
+    seeds: list[int | None] = [*request.seeds] or [None]
+    for seed in seeds:
+        for values in product(*request.grid.values()):
+            point = dict(zip(request.grid, values, strict=True))
+            words = [f"{short[key]}={value}" for key, value in point.items()] + (
+                [] if seed is None else [f"seed={seed}"]
+            )
+            name = re.sub(r"[^\w.,=+-]", "_", ",".join(words), flags=re.ASCII)
+            if len(name) > LONGEST_NAME or name in planned or name in (SWEEP, OUTPUT):
+                name = f"run={len(planned) + 1}"
+            planned[name] = PlannedRun(name, point, seed)
+    return list(planned.values())
+
+
+def _read_done(path: Path, request: Request) -> list[str]:
+    """The names of the runs that are done; refuses a folder that another request began."""
+    if not path.is_file():
+        return []
+    try:
+        kept = load_json(path, {"request": {}, "done": list[str]})
+    except JsonError as error:
+        raise UserError("damaged-file", f"{path} is damaged ({error}); choose another --out") from None
+    for name, value in asdict(request).items():
+        if (begun := kept["request"].get(name)) != value:
+            was = f"{path.parent} was begun with {name} {json.dumps(begun)}, not {json.dumps(value)}"
+            raise UserError("other-request", f"{was}; repeat that, or choose another --out")
+    done: list[str] = kept["done"]
+    return done
+
+
+def _write(path: Path, request: Request, done: Sequence[str]) -> None:
+    try:
+        write_atomically(path, json.dumps({"request": asdict(request), "done": done}, indent=1) + "\n")
+    except OSError as error:
+        cure = "free some space; the same command continues"
+        raise UserError("cannot-write", f"could not write {path}: {error.strerror or error}; {cure}") from None
+
+
+# --- how many at once -------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Fit:
+    """The memory that a run needs at most, what it is taken from, and how many such runs fit there."""
+
+    needed: int
+    room: str
+    count: int
+    num_gpus: int
+
+
+def choose_slots(request: Request, planned: Sequence[PlannedRun], out: Path, asked: int) -> Slots:
+    """How many of these runs to start at once, each on a share of the cores, and on one of the GPUs."""
+    from bertrain.planning.memory import GIB
+    from bertrain.ranks.binding import assign_cores, read_topology, usable_cpus
+    from bertrain.ranks.parallel import gpu_nodes
+
+    if not planned:
+        return Slots([], [], "nothing left to train")
+    fit, cores = check_runs(request, planned, out), read_topology(usable_cpus())
+    count, because = count_at_once(len(planned), fit.count, len(cores), asked)
+    bindings = assign_cores(cores, count, gpu_nodes(count) if fit.num_gpus else ())
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES") or ",".join(map(str, range(fit.num_gpus)))
+    reason = f"{count} at once ({because}); a run needs about {fit.needed / GIB:.2f} of {fit.room}"
+    return Slots([one.cpus for one in bindings], visible.split(",") if fit.num_gpus else [], reason)
+
+
+def count_at_once(left: int, fitting: int, num_cores: int, asked: int) -> tuple[int, str]:
+    """How many runs to start at once, and what limits them; without `asked`, at most one for each core."""
+    wish = (asked, f"--at-once {asked}") if asked else (num_cores, counted(num_cores, "core"))
+    return min((left, "all that are left"), wish, (fitting, "no more fit into memory"), key=lambda limit: limit[0])
+
+
+def check_runs(request: Request, planned: Sequence[PlannedRun], out: Path) -> Fit:
+    """Resolve every run as its process will, refuse what one of them would, and estimate the memory of the largest."""
+    import torch
+
+    from bertrain.planning.memory import GIB
+    from bertrain.planning.memory_fit import with_budget
+    from bertrain.training.resolve_auto import estimate_token_budget, place_for
+    from bertrain.training.resolved_run import ResolvedRun, resolve_run
+
+    last: ResolvedRun | None = None
+    checked: list[Settings] = []
+    fits: list[Fit] = []
+    for run in planned:
+        settings = request.resolve(run.changes)
+        if settings in checked:
+            raise UserError("repeated-value", f"the run {run.name} has the same settings as another; name a value once")
+        same = last if checked and (checked[-1].task, checked[-1].data) == (settings.task, settings.data) else None
+        checked.append(settings)
+        last = resolve_run(settings, request.data, out / run.name, init=request.init, same_task=same)
+        last.check_memory()
+        settings, place = last.settings, place_for(last.settings, last.data, 1)
+        if settings.batch.auto and last.begun is None:
+            settings = with_budget(settings, estimate_token_budget(settings, place) or settings.batch.token_budget)
+        needed, num_gpus = place.needs(settings).total, torch.cuda.device_count() if place.on_gpu else 0
+        count = max(1, place.bytes // needed) * max(1, num_gpus)
+        fits.append(Fit(needed, f"{place.bytes / GIB:.1f} GiB {place.label}", count, num_gpus))
+    return min(fits, key=lambda fit: fit.count)
+
+
+# --- running ----------------------------------------------------------------------------------------------------
+
+
+def _run_all(
+    request: Request, waiting: Sequence[PlannedRun], out: Path, slots: Slots, done: list[str], total: int
+) -> dict[str, str]:
+    """Run what is waiting, and note in sweep.json what is done; returns why runs failed, by their names.
+
+    A signal goes on to the runs, which then save and end, and no other is started.
+    """
+    queue, free = [*reversed(waiting)], [*reversed(range(len(slots.cpus)))]
+    running: dict[int, tuple[subprocess.Popen[bytes], PlannedRun]] = {}  # by slot
+    failed: dict[str, str] = {}
+    received: list[signal.Signals] = []
+
+    def forward(number: int, frame: FrameType | None) -> None:
+        received.append(signal.Signals(number))
+        if len(received) == 1:
+            os.write(2, b"\nstopping the runs after their step; Ctrl-C again to quit now\n")
+        for process, _ in list(running.values()):
+            process.send_signal(number)
+
+    (out / OUTPUT).mkdir(exist_ok=True)
+    try:
+        with handling(STOP_SIGNALS, forward):
+            while running or (queue and not received):
+                while queue and free and not received:
+                    run, slot = queue.pop(), free.pop()
+                    running[slot] = _start(request, run, out, slots, slot), run
+                    if received:  # between the two
+                        running[slot][0].send_signal(received[-1])
+                time.sleep(POLL_S)
+                for slot, (process, run) in list(running.items()):
+                    if (code := process.poll()) is None:
+                        continue
+                    del running[slot]
+                    free.append(slot)
+                    if code == 0:
+                        done.append(run.name)
+                        _write(out / SWEEP, request, done)
+                        print(f"{run.name}: done, {len(done)} of {total}", flush=True)
+                    elif not received:
+                        failed[run.name] = _last_words(out / OUTPUT / f"{run.name}.txt", code)
+                        warn(f"{run.name} failed: {failed[run.name]}")
+    finally:  # none is left, unless this process fails
+        for process, _ in running.values():
+            process.terminate()
+        for process, _ in running.values():
+            process.wait()
+    if received:
+        error = StoppedError if received[0] == signal.SIGINT else RequeueError
+        ended = f"stopped by {received[0].name}; {len(done)} of {total} runs are done"
+        raise error("stopped-by-signal", f"{ended}; the same command continues")
+    return failed
+
+
+def _start(request: Request, run: PlannedRun, out: Path, slots: Slots, slot: int) -> subprocess.Popen[bytes]:
+    """Start the process of a run on the cores and the GPU of its slot."""
+    folder = out / run.name
+    _wait_until_free(folder)
+    verb = "finetune" if request.what in task_names() else "pretrain"
+    command = [sys.executable, "-u", "-m", "bertrain", verb, request.what, "--data", request.data, "--run", str(folder)]
+    command += ["--init", request.init] if request.init else []
+    command += ["--settings", request.settings_file] if request.settings_file else []
+    command += [f"--{key}={value}" for key, value in (request.overrides | run.changes).items()]
+    environment = os.environ | {LAUNCHER: str(os.getpid())}  # it ends if this process is killed
+    if slots.gpus:
+        environment["CUDA_VISIBLE_DEVICES"] = slots.gpus[slot % len(slots.gpus)]
+    with open(out / OUTPUT / f"{run.name}.txt", "wb") as printed, _bound(slots.cpus[slot]):
+        return subprocess.Popen(
+            command, start_new_session=True, env=environment, stdout=printed, stderr=subprocess.STDOUT
+        )
+
+
+@contextmanager
+def _bound(cpus: Sequence[int]) -> Iterator[None]:
+    """Run the body on these processors; a process that it starts stays on them."""
+    before = os.sched_getaffinity(0)
+    os.sched_setaffinity(0, cpus)
+    try:
+        yield
+    finally:
+        os.sched_setaffinity(0, before)
+
+
+def _wait_until_free(folder: Path) -> None:
+    """Wait until a run that a killed sweep had started has saved and ended."""
+    deadline = time.monotonic() + ENDING_S
+    while Run.exists(folder) and time.monotonic() < deadline:
+        with Run.open(folder).lock() as is_ours:
+            if is_ours:
+                return
+        time.sleep(POLL_S)
+
+
+def _last_words(path: Path, code: int) -> str:
+    """Why a run failed: its error, or the last line that it printed."""
+    lines = [line for line in path.read_text(errors="replace").splitlines() if line.strip()]
+    said = next((line for line in reversed(lines) if line.startswith("bertrain: ")), lines[-1] if lines else "")
+    how = f"killed by {signal.Signals(-code).name}" if code < 0 else f"exit code {code}"
+    return f"{said.removeprefix('bertrain: ')} ({how}; {path})".lstrip()
