@@ -31,7 +31,8 @@ RECORDS = (records.StepRecord, records.EvaluationRecord, records.RanksRecord, re
 
 DATA_FOLDER = {
     "manifest.json": "what the folder holds, written last; its SHA-256 is the identity of the data",
-    "vocab.txt": "the vocabulary, a word per line; the line number, from 0, is the word's number",
+    "vocab.txt": "the vocabulary, a word per line; the line number, from 0, is the word's number. Data of another "
+    "tokenizer has its tokenizer.json and tokenizer_config.json instead",
     "shard-00000.arrow": "examples, an Apache Arrow IPC file; as many of them as are needed",
 }
 MANIFEST_FIELDS = {
@@ -53,7 +54,7 @@ RUN_FOLDER = {
     "config.json": "the resolved settings, which data it was (folder and fingerprint), the weights it began with, and "
     "what `--budget` fitted",
     "environment.json": "one entry for each start: time, machine, ranks, versions, predicted step time",
-    "vocab.txt": "the vocabulary, so that the weights can be used without the data",
+    "vocab.txt": "the vocabulary, so that the weights can be used without the data; or, as in the data, tokenizer.json",
     "metrics.jsonl": "one JSON object per line: every step once, every evaluation, the times of each rank, the end",
     "logs": "`rank-N.jsonl`: what each rank said (`bertrain logs` reads it), 8 MiB and as much in `rank-N.jsonl.1`",
     "tensorboard": "the same numbers as TensorBoard events; absent with `--log.trackers none`",

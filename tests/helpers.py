@@ -55,6 +55,15 @@ TINY = {
 }
 """Overrides of bert-tiny that make a run of seconds."""
 
+FAMILIES: dict[str, dict[str, object]] = {
+    "bert": {},
+    "modern": {
+        "model__family": "modern", "model__local_window": 8, "model__global_every": 2, "model__hidden_dropout": 0.1,
+        "model__attention_dropout": 0.1,
+    },
+}  # fmt: skip
+"""What makes a tiny run one of each family, both with dropout, and with windows shorter than the sequences."""
+
 needs_short_floats = pytest.mark.skipif(
     platform.machine() == "aarch64" and "bf16" not in cpu_flags(),
     reason="this CPU multiplies floats of 16 bits in software, hundreds of times slower than fp32",

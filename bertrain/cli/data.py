@@ -161,7 +161,9 @@ def data_vocab(
 def data_prepare(
     inputs: Inputs,
     out: NewFolder,
-    vocab: Annotated[Path | None, Option(help="vocabulary, a word per line; default: BERT's uncased one")] = None,
+    vocab: Annotated[
+        Path | None, Option(help="vocabulary, a word per line, or a tokenizer.json; default: BERT's uncased one")
+    ] = None,
     lower_case: Annotated[
         bool | None,
         Option("--lower-case/--cased", help="fold case and accents, or keep them; default: as --vocab does"),

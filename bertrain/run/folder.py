@@ -2,7 +2,7 @@
 
 config.json        resolved settings, the data and the initial weights
 environment.json   machine and versions: one entry for each start
-vocab.txt          the vocabulary, so that the weights can be used without the data
+vocab.txt          the vocabulary, so that the weights can be used without the data; or tokenizer.json
 metrics.jsonl      every step once, every evaluation, and the end
 tensorboard/
 checkpoints/step-…/

@@ -21,7 +21,7 @@ import torch
 
 from bertrain.base.errors import UserError
 from bertrain.config.settings import TrainSettings
-from bertrain.data.text.tokenizer import Tokenizer, tokenizer_of
+from bertrain.data.text.tokenizer import AnyTokenizer, tokenizer_of
 from bertrain.ranks.parallel import Ranks
 from bertrain.serving import operations
 from bertrain.serving.operations import Operation
@@ -74,7 +74,7 @@ class Task:
     """A fine-tuned run."""
 
     model: TaskModel
-    tokenizer: Tokenizer
+    tokenizer: AnyTokenizer
 
     @property
     def train(self) -> TrainSettings:
@@ -117,7 +117,7 @@ class Embed:
     encoder: Encoder
     predict: Predictor
     ranks: Ranks
-    tokenizer: Tokenizer
+    tokenizer: AnyTokenizer
     form = "embed"
     operations = (operations.EMBED, operations.NEAREST)
 
@@ -162,7 +162,7 @@ def _split(answers: Any, asks: Sequence[Ask]) -> list[Any]:
     return [answers[stop - len(ask.texts) : stop] for ask, stop in zip(asks, stops, strict=True)]
 
 
-def _refuse_long(tokenizer: Tokenizer, texts: Sequence[Any], limit: int, what: str = "text") -> None:
+def _refuse_long(tokenizer: AnyTokenizer, texts: Sequence[Any], limit: int, what: str = "text") -> None:
     """Refuse texts, or pairs of texts, of more tokens than the model reads."""
     for number, text in enumerate(texts, start=1):
         parts = [text] if isinstance(text, str) else text

@@ -8,7 +8,7 @@ import numpy as np
 
 from bertrain.data.formats.block import Block, Values, concatenate, join_segments, offsets_of
 from bertrain.data.formats.masking import Ints
-from bertrain.data.text.tokenizer import Tokenizer, tokenizer_of
+from bertrain.data.text.tokenizer import AnyTokenizer, tokenizer_of
 from bertrain.data.text.vocabulary import Vocabulary
 
 CHUNK_ROWS = 16384  # tokenized together: the indices of their tokens take some 20 MB
@@ -49,7 +49,7 @@ def truncate_pairs(lengths_a: Ints, lengths_b: Ints, max_length: int) -> tuple[I
     return kept_a, kept_b
 
 
-def _encode(tokenizer: Tokenizer, texts: Sequence[str]) -> tuple[Values, Ints]:
+def _encode(tokenizer: AnyTokenizer, texts: Sequence[str]) -> tuple[Values, Ints]:
     """The tokens of all texts, concatenated, and the length of each text."""
     encoded = [tokenizer.encode_raw(text) for text in texts]
     lengths = np.fromiter(map(len, encoded), np.int64, len(encoded)) // tokenizer.dtype.itemsize

@@ -14,7 +14,7 @@ from bertrain.base.errors import UserError
 from bertrain.config.settings import BatchSettings, DataSettings, Settings, TaskSettings
 from bertrain.data.feed.loader import Loader
 from bertrain.data.formats.block import Block, Masks, flat_ranges
-from bertrain.data.text.tokenizer import Tokenizer, tokenizer_of
+from bertrain.data.text.tokenizer import AnyTokenizer, tokenizer_of
 from bertrain.data.text.vocabulary import Vocabulary
 from bertrain.model.batch import IGNORED
 from bertrain.model.encoder import EncoderModel
@@ -45,7 +45,7 @@ class MaskFiller:
 
     model: EncoderModel
     vocabulary: Vocabulary
-    tokenizer: Tokenizer
+    tokenizer: AnyTokenizer
 
     @staticmethod
     def open(source: str | Path, which: str = "newest") -> MaskFiller:
@@ -63,7 +63,9 @@ class MaskFiller:
         start, end, mask = map(self.vocabulary.id_of, ("[CLS]", "[SEP]", "[MASK]"))
         rows: list[list[int]] = []
         for sentence in sentences:
-            pieces = self.tokenizer.encode(sentence.split("[MASK]"))
+            *before, last = sentence.replace(self.vocabulary.words[mask], "[MASK]").split("[MASK]")
+            # A mask stands for a word with the space before it.
+            pieces = self.tokenizer.encode([*(part.rstrip() for part in before), last])
             if len(pieces) == 1:
                 raise UserError("no-mask", f"there is no [MASK] in {sentence!r}")
             rows.append([start, *pieces[0], *(token for piece in pieces[1:] for token in (mask, *piece)), end])
@@ -96,6 +98,7 @@ class MaskFiller:
             probabilities, words = logits.softmax(-1).topk(min(top, num_words))
             places = flat_ranges(block.masks.offsets[rows], block.masks.counts[rows])
             for place, *row in zip(places, words.tolist(), probabilities.tolist(), strict=True):
-                found[place] = [Guess(self.vocabulary.words[word], share) for word, share in zip(*row, strict=True)]
+                guesses = zip(*row, strict=True)
+                found[place] = [Guess(self.tokenizer.decode(word), share) for word, share in guesses]
         stops = block.masks.offsets.tolist()
         return [found[first:stop] for first, stop in pairwise(stops)]

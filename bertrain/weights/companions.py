@@ -84,13 +84,12 @@ def find_vocabulary(folder: Path, vocab: Path | None = None) -> Vocabulary | Non
     config = path.parent / TOKENIZER
     rules = read_json(config) if config.is_file() else {}
     if vocab is None and not path.is_file():
-        path = config = folder / WORD_PIECES
+        path = folder / WORD_PIECES
         if not path.is_file():
             return None
-        vocabulary, written = _read_tokenizer_json(path)
-        rules |= written
-    else:
-        vocabulary = Vocabulary.load(path)
+    if path.suffix == ".json":
+        return Vocabulary.load(path, lower_case=rules.get("do_lower_case"))
+    vocabulary = Vocabulary.load(path)
     lower_case = rules.get("do_lower_case")
     lower_case = not vocabulary.num_unreachable if lower_case is None else bool(lower_case)
     strips = rules.get("strip_accents")
@@ -103,20 +102,6 @@ def find_vocabulary(folder: Path, vocab: Path | None = None) -> Vocabulary | Non
         cure = "`bertrain weights import --vocab FILE` uses that vocabulary with BERT's tokenizer"
         raise UserError("other-tokenizer", f"{config}: {' and '.join(wrong)}, unlike BERT; {cure}")
     return replace(vocabulary, lower_case=lower_case)
-
-
-def _read_tokenizer_json(path: Path) -> tuple[Vocabulary, dict[str, Any]]:
-    """The vocabulary of a tokenizer.json, and its settings under their names in a tokenizer_config.json."""
-    content = read_json(path)
-    model, normalizer = content.get("model"), content.get("normalizer")
-    numbers = model.get("vocab") if isinstance(model, dict) and model.get("type") == "WordPiece" else None
-    if not isinstance(numbers, dict) or sorted(map(str, numbers.values())) != sorted(map(str, range(len(numbers)))):
-        raise UserError("bad-vocabulary", f"{path} has no WordPiece vocabulary with consecutive ids")
-    rules: dict[str, Any] = {}
-    if isinstance(normalizer, dict) and normalizer.get("type") == "BertNormalizer":
-        rules = {"do_lower_case": normalizer.get("lowercase"), "strip_accents": normalizer.get("strip_accents")}
-        rules["tokenize_chinese_chars"] = normalizer.get("handle_chinese_chars")
-    return Vocabulary.of(sorted(numbers, key=lambda word: int(numbers[word])), path), rules
 
 
 def read_json(path: Path) -> dict[str, Any]:

@@ -28,7 +28,7 @@ from bertrain.config import modernbert
 from bertrain.config.resolve import BERT_CONFIG_KEYS
 from bertrain.config.settings import ModelSettings
 from bertrain.data.text.tokenizer import build_pipeline
-from bertrain.data.text.vocabulary import SPECIAL_WORDS, Vocabulary
+from bertrain.data.text.vocabulary import ROLES, Vocabulary
 from bertrain.weights import torch_files
 from bertrain.weights.companions import CONFIGS, TOKENIZER, VOCABULARY, find_labels, find_thresholds, read_json
 from bertrain.weights.names import (
@@ -280,11 +280,12 @@ def bert_config(settings: ModelSettings) -> dict[str, Any]:
 
 def write_tokenizer(folder: Path, vocabulary: Vocabulary, settings: ModelSettings) -> None:
     vocabulary.save(folder / VOCABULARY)
-    build_pipeline(vocabulary, for_models=True).save(str(folder / "tokenizer.json"))
+    if not vocabulary.tokenizer:
+        build_pipeline(vocabulary, for_models=True).save(str(folder / "tokenizer.json"))
     # This class reads tokenizer.json; BertTokenizer would build its own, with another longest word.
     config: dict[str, Any] = {"tokenizer_class": "PreTrainedTokenizerFast", "do_lower_case": vocabulary.lower_case}
     has_segments = settings.family == "bert"
     config["model_input_names"] = ["input_ids", *["token_type_ids"] * has_segments, "attention_mask"]
     config["model_max_length"] = settings.max_positions
-    config |= zip(("pad_token", "unk_token", "cls_token", "sep_token", "mask_token"), SPECIAL_WORDS, strict=True)
+    config |= zip(ROLES, vocabulary.special, strict=True)
     (folder / TOKENIZER).write_text(json.dumps(config, indent=2) + "\n")

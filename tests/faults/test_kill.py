@@ -73,8 +73,10 @@ def assert_bitwise_equal(run: Path, calm: Path) -> None:
     assert not list((run / "checkpoints").glob(".step-*"))
 
 
-@pytest.mark.parametrize(("world", "kills"), [(1, 4), (2, 3), (4, 3)])
-def test_killed_and_resumed_is_bitwise_undisturbed(tmp_path: Path, world: int, kills: int) -> None:
+@pytest.mark.parametrize(
+    ("world", "kills", "family"), [(1, 4, "bert"), (2, 3, "bert"), (4, 3, "bert"), (1, 3, "modern"), (2, 2, "modern")]
+)
+def test_killed_and_resumed_is_bitwise_undisturbed(tmp_path: Path, world: int, kills: int, family: str) -> None:
     seed = random.randrange(2**32)
     print(f"moments of death drawn with seed {seed}")
     draw = random.Random(seed)
@@ -83,7 +85,10 @@ def test_killed_and_resumed_is_bitwise_undisturbed(tmp_path: Path, world: int, k
     # One rank has the two threads of the default on two cores; four ranks of one thread each are enough for them.
     exchanged = "bf16" if world == 2 else "fp32"
     arguments = helpers.tiny_arguments(
-        **SETTINGS, train__threads=2 if world == 1 else 1, train__exchange_precision=exchanged
+        **SETTINGS,
+        **helpers.FAMILIES[family],
+        train__threads=2 if world == 1 else 1,
+        train__exchange_precision=exchanged,
     )
 
     (tmp_path / "sitecustomize.py").write_text(HOLD)

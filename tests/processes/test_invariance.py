@@ -38,9 +38,11 @@ def assert_same_training(run: Path, reference: Path) -> None:
         assert float((tensor - expected[name]).abs().max()) <= TOLERANCE * scale, name
 
 
-def test_across_ranks_with_dropout(data: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize("family", helpers.FAMILIES)
+def test_across_ranks_with_dropout(data: Path, tmp_path: Path, family: str) -> None:
     """1, 2, 3 and 4 real processes, dropout on; with three bins to a step, the fourth rank has none."""
-    arguments = helpers.tiny_arguments(optimizer__name="lamb", batch__token_budget=520, train__seed=SEED)
+    of_family = helpers.FAMILIES[family]
+    arguments = helpers.tiny_arguments(optimizer__name="lamb", batch__token_budget=520, train__seed=SEED, **of_family)
     assert (
         Loader(Shards.open(data), helpers.tiny_settings(batch__token_budget=520, train__seed=SEED)).step(0, 0).num_bins
         == 3
@@ -54,9 +56,10 @@ def test_across_ranks_with_dropout(data: Path, tmp_path: Path) -> None:
         assert_same_training(tmp_path / str(world), tmp_path / "1")
 
 
-def test_across_budgets_and_policies_without_dropout(data: Path, tmp_path: Path) -> None:
-    no_dropout = {"model__hidden_dropout": 0, "model__attention_dropout": 0, "train__max_steps": 10}
-    no_dropout |= {"train__seed": SEED}
+@pytest.mark.parametrize("family", helpers.FAMILIES)
+def test_across_budgets_and_policies_without_dropout(data: Path, tmp_path: Path, family: str) -> None:
+    no_dropout = helpers.FAMILIES[family] | {"model__hidden_dropout": 0, "model__attention_dropout": 0}
+    no_dropout |= {"train__max_steps": 10, "train__seed": SEED}
     pretrain(helpers.tiny_settings(**no_dropout), data, tmp_path / "reference")
     changes: list[dict[str, object]] = [
         *({"batch__policy": policy, "batch__token_budget": 200} for policy in POLICIES),

@@ -39,7 +39,7 @@ from bertrain.data.prepare.examples import (
 )
 from bertrain.data.prepare.reference import reference_rows
 from bertrain.data.text.documents import Span, read_lines
-from bertrain.data.text.tokenizer import Tokenizer
+from bertrain.data.text.tokenizer import AnyTokenizer, tokenizer_of
 from bertrain.data.text.vocabulary import Vocabulary
 
 PLAN, SUMMARY = "plan.json", "unit.json"
@@ -130,13 +130,13 @@ def make_unit(work_folder: str, number: int) -> int:
 
 
 @lru_cache(maxsize=1)
-def _words(work_folder: str, lower_case: bool) -> tuple[Vocabulary, Tokenizer]:
+def _words(work_folder: str, lower_case: bool) -> tuple[Vocabulary, AnyTokenizer]:
     """The vocabulary, and a tokenizer whose cache is kept from one unit to the next."""
     vocabulary = Vocabulary.load(Path(work_folder) / VOCABULARY, lower_case=lower_case)
-    return vocabulary, Tokenizer(vocabulary)
+    return vocabulary, tokenizer_of(vocabulary)
 
 
-def _write_unit(folder: Path, plan: Plan, number: int, vocabulary: Vocabulary, tokenizer: Tokenizer) -> None:
+def _write_unit(folder: Path, plan: Plan, number: int, vocabulary: Vocabulary, tokenizer: AnyTokenizer) -> None:
     counts: Counter[str] = Counter()
     spool = folder / "spool"
     spool.mkdir()
@@ -150,7 +150,7 @@ def _write_unit(folder: Path, plan: Plan, number: int, vocabulary: Vocabulary, t
 
 
 def _unit_rows(
-    plan: Plan, number: int, vocabulary: Vocabulary, tokenizer: Tokenizer, counts: Counter[str], spool: Path
+    plan: Plan, number: int, vocabulary: Vocabulary, tokenizer: AnyTokenizer, counts: Counter[str], spool: Path
 ) -> Iterator[Block]:
     as_reference = plan.mode == "reference"
     with open(spool / "text", "w+b") as file:
@@ -168,7 +168,7 @@ def _unit_rows(
 
 
 def _sources(
-    text: TokenText, plan: Plan, number: int, tokenizer: Tokenizer, separator: int
+    text: TokenText, plan: Plan, number: int, tokenizer: AnyTokenizer, separator: int
 ) -> Iterator[tuple[Values, Iterator[Pair]]]:
     """Tokens, and the ranges of them that make rows; each copy of the text has new draws."""
     if plan.mode == "full-sentences":
@@ -193,7 +193,7 @@ def _sources(
     yield text.tokens, chain.from_iterable(pairs)
 
 
-def _with_partners(text: TokenText, plan: Plan, number: int, tokenizer: Tokenizer) -> TokenText:
+def _with_partners(text: TokenText, plan: Plan, number: int, tokenizer: AnyTokenizer) -> TokenText:
     """A unit's only document, followed by those of the next unit that has any, to draw a random B from."""
     for step in range(1, len(plan.units)):
         with tempfile.TemporaryFile() as file:
@@ -211,7 +211,7 @@ def _with_partners(text: TokenText, plan: Plan, number: int, tokenizer: Tokenize
 
 def tokenize(
     spans: Iterable[Span],
-    tokenizer: Tokenizer,
+    tokenizer: AnyTokenizer,
     counts: Counter[str],
     file: IO[bytes],
     *,
@@ -235,7 +235,9 @@ def tokenize(
         for line in read_lines(span, counts, on_error=on_error, as_reference=as_reference):
             if not line or line.isspace():
                 end_document()
-            elif encoded := tokenizer.encode_raw(line):
+            elif encoded := tokenizer.encode_raw(
+                tokenizer.joint + line if len(sentences) - 1 > documents[-1] else line
+            ):
                 waiting.append(encoded)
                 position += len(encoded) // tokenizer.dtype.itemsize
                 sentences.append(position)

@@ -1,4 +1,7 @@
-"""Text to WordPiece ids: BERT's exact tokenizer, and its near twin in Hugging Face tokenizers."""
+"""Text to token ids: BERT's exact tokenizer, its near twin in Hugging Face tokenizers, and any other of that library.
+
+`tokenizer_of` chooses by the vocabulary.
+"""
 
 from __future__ import annotations
 
@@ -28,7 +31,11 @@ class Tokenizer:
     running Python's Unicode tables.
     """
 
+    joint = ""
+    """What stands before a sentence or word that others precede, so that it is tokenized as in running text."""
+
     def __init__(self, vocabulary: Vocabulary) -> None:
+        self._vocabulary = vocabulary
         self._numbers = {word: number for number, word in enumerate(vocabulary.words)}
         self._longest = max(map(len, self._numbers))
         self.dtype, self._lower_case = vocabulary.dtype, vocabulary.lower_case
@@ -49,6 +56,10 @@ class Tokenizer:
             if len(table) > CACHED_WORDS:
                 table.clear()
         return encoded
+
+    def decode(self, number: int) -> str:
+        """The word of an id; pieces keep their ##."""
+        return self._vocabulary.words[number]
 
     def _encode_word(self, word: str) -> bytes:
         """The ids of a word between spaces: case folded, split at punctuation, looked up."""
@@ -79,10 +90,37 @@ class Tokenizer:
         return found.tobytes()
 
 
+class FileTokenizer:
+    """Sentences to ids by a tokenizer.json. Special words in the text are tokenized as any other text."""
+
+    joint = " "
+
+    def __init__(self, vocabulary: Vocabulary) -> None:
+        self._pipeline, self.dtype, self._vocabulary = build_pipeline(vocabulary), vocabulary.dtype, vocabulary
+
+    def encode(self, sentences: list[str]) -> list[list[int]]:
+        """The token ids of each sentence, without [CLS] and [SEP]."""
+        encodings = self._pipeline.encode_batch_fast(sentences, add_special_tokens=False)
+        return [encoding.ids for encoding in encodings]
+
+    def encode_raw(self, sentence: str) -> bytes:
+        """The token ids of a sentence as the bytes of an array of `dtype`."""
+        return np.array(self._pipeline.encode(sentence, add_special_tokens=False).ids, self.dtype).tobytes()
+
+    def decode(self, number: int) -> str:
+        """The text of an id, without the space before it."""
+        word = self._vocabulary.words[number]
+        shown = "" if word in self._vocabulary.special else self._pipeline.decode([number], skip_special_tokens=False)
+        return shown.strip() or word
+
+
+AnyTokenizer = Tokenizer | FileTokenizer
+
+
 @lru_cache(maxsize=8)
-def tokenizer_of(vocabulary: Vocabulary) -> Tokenizer:
+def tokenizer_of(vocabulary: Vocabulary) -> AnyTokenizer:
     """The tokenizer of a vocabulary, the same each time, with the words it has seen."""
-    return Tokenizer(vocabulary)
+    return FileTokenizer(vocabulary) if vocabulary.tokenizer else Tokenizer(vocabulary)
 
 
 class _Table(dict[Any, Any]):
@@ -119,7 +157,7 @@ def _unaccented_and_split(code: int) -> int | str | None:
 
 
 def build_pipeline(vocabulary: Vocabulary, *, for_models: bool = False) -> Any:
-    """BERT's normalizer, pre-tokenizer and WordPiece model of Hugging Face tokenizers.
+    """BERT's normalizer, pre-tokenizer and WordPiece model of Hugging Face tokenizers, or the vocabulary's own.
 
     It trains vocabularies, and then differs from `Tokenizer` in rare characters (a final sigma, private use, some
     ideographs, newer signs). `for_models` is for export with weights: equal to `Tokenizer` on any text, but it also
@@ -128,6 +166,12 @@ def build_pipeline(vocabulary: Vocabulary, *, for_models: bool = False) -> Any:
     from tokenizers import Tokenizer as Pipeline
     from tokenizers import decoders, models, normalizers, pre_tokenizers, processors
 
+    if vocabulary.tokenizer:
+        pipeline = Pipeline.from_str(vocabulary.tokenizer)
+        pipeline.no_truncation()
+        pipeline.no_padding()
+        pipeline.encode_special_tokens = not for_models
+        return pipeline
     numbers = {word: number for number, word in enumerate(vocabulary.words)}
     pipeline = Pipeline(models.WordPiece(numbers, unk_token="[UNK]", max_input_chars_per_word=LONGEST_WORD))
     if not for_models:

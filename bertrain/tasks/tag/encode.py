@@ -54,6 +54,10 @@ def _split_words(vocabulary: Vocabulary, sentences: Sequence[Sequence[str]]) -> 
     """The pieces of all words and how many each has: one at least, [UNK] for a word of nothing that can be read."""
     tokenizer = tokenizer_of(vocabulary)
     unknown = np.array([vocabulary.id_of("[UNK]")], tokenizer.dtype).tobytes()
-    encoded = [tokenizer.encode_raw(word) or unknown for words in sentences for word in words]
+    encoded = [
+        tokenizer.encode_raw(tokenizer.joint + word if number else word) or unknown
+        for words in sentences
+        for number, word in enumerate(words)
+    ]
     counts = np.fromiter(map(len, encoded), np.int64, len(encoded)) // tokenizer.dtype.itemsize
     return np.frombuffer(b"".join(encoded), tokenizer.dtype), counts
