@@ -19,8 +19,8 @@ SHORTER = (
     "fp32",
     "--batch.sequences",
     "8",
-    "--log.tensorboard",
-    "false",
+    "--log.trackers",
+    "none",
 )
 
 
