@@ -33,7 +33,7 @@ from bertrain.base.files import write_atomically
 from bertrain.base.formatting import BASELINE, compact, duration, show_brief, title_of
 from bertrain.base.machine import is_first_rank, under_launcher
 from bertrain.base.schema import Count, JsonError, check_value, load_json
-from bertrain.config.choices import DocumentEnd, OnError
+from bertrain.config.choices import DocumentEnd, Family, OnError
 from bertrain.config.model_size import count_parameters
 from bertrain.config.resolve import to_toml
 from bertrain.config.settings import Settings
@@ -45,6 +45,7 @@ from bertrain.pipeline.plan import HELD_OUT, Machine, Plan, Size, Text, make_pla
 from bertrain.pipeline.request import Request, check_request, make_request
 from bertrain.run.folder import TRAIN_PLAN, Run
 from bertrain.run.records import EndRecord, EvaluationRecord, last_record
+from bertrain.weights.hub import PREFIX
 
 VOCABULARY_FILES = 40  # of the extracted text, evenly strided: about 1 GB says enough about words
 USEFUL = 1.2  # times the baseline: below, a model knows little but frequencies
@@ -196,8 +197,17 @@ def _choose(counts: Mapping[str, int], request: Request, nproc: int) -> Plan:
         budget=request.budget,
         size=request.size,
         init=request.init,
+        family=_family_of(request.init),
         given=request.settings(of_task=False),
     )
+
+
+def _family_of(init: str) -> Family:
+    """The family of the weights to begin with; those of the Hub, which are not here yet, are taken for a BERT."""
+    from bertrain.weights.source import open_source
+
+    settings = None if not init or init.startswith(PREFIX) else open_source(init, hashes=False).settings
+    return "bert" if settings is None else settings.family
 
 
 # --- text to examples -------------------------------------------------------------------------------------------

@@ -26,7 +26,7 @@ SHORTER = (
 
 def test_the_page_runs_as_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    helpers.write_corpus(tmp_path / "own.txt", documents=20)
+    helpers.write_corpus(tmp_path / "own.txt", documents=300)
     tokenizer = bpe.write_bpe(tmp_path / "modernbert")
     config = transformers.ModernBertConfig(
         vocab_size=bpe.size_of(tokenizer), hidden_size=32, num_hidden_layers=3, num_attention_heads=2,
@@ -40,9 +40,9 @@ def test_the_page_runs_as_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
         (tmp_path / "labels" / f"{name}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     page = (DOCS / "how-to-modernbert.md").read_text()
     commands = [words_of(command) for command, is_whole in commands_of(page) if is_whole]
-    assert [words[0] for words in commands] == ["data", "pretrain", "fill-mask", "finetune", "weights"]
+    assert [words[0] for words in commands] == ["train", "data", "pretrain", "fill-mask", "finetune", "weights"]
     for words in commands:
-        command_line(*words, *(SHORTER if words[0] in ("pretrain", "finetune") else ()))
+        command_line(*words, *(SHORTER if words[0] in ("train", "pretrain", "finetune") else ()))
     model = transformers.AutoModelForMaskedLM.from_pretrained(tmp_path / "continued")
     assert type(model).__name__ == "ModernBertForMaskedLM"
     assert model.config.local_attention == 16
