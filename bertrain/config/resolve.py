@@ -29,7 +29,7 @@ TYPES = {f"{section}.{name}": hint for section, kind in SECTIONS.items() for nam
 KINDS = {int: "a whole number", float: "a number", bool: "true or false", str: "text"}
 RENAMED = {"evaluate.at_once": "evaluate.batch_size", "log.tensorboard": "log.trackers"}
 """Settings by their former names, which the config.json of an older run may have."""
-FORMER_VALUES: dict[str, dict[Any, str]] = {"log.tensorboard": {True: "auto", False: "none"}}
+FORMER_VALUES: dict[str, dict[bool, str]] = {"log.tensorboard": {True: "auto", False: "none"}}
 """What the values of a former setting are called now."""
 WORDS: dict[str, dict[str, str]] = tomllib.loads((resources.files("bertrain.config") / "words.toml").read_text())
 SYNONYMS = {word: meaning for meaning, words in WORDS["settings"].items() for word in words.split()}
@@ -198,7 +198,9 @@ def _with_new_names(section: str, fields: dict[str, Any]) -> dict[str, Any]:
     renamed = {}
     for name, value in fields.items():
         key = f"{section}.{name}"
-        renamed[RENAMED.get(key, key).partition(".")[2]] = FORMER_VALUES.get(key, {}).get(value, value)
+        if isinstance(value, bool):
+            value = FORMER_VALUES.get(key, {}).get(value, value)
+        renamed[RENAMED.get(key, key).partition(".")[2]] = value
     return renamed
 
 

@@ -46,7 +46,7 @@ def test_running_out_of_memory_is_one_sentence_and_the_run_goes_on(tmp_path: Pat
 
 
 @pytest.mark.parametrize(
-    ("limit", "most", "code"), [("RLIMIT_AS", 400 << 20, "out-of-host-memory"), ("RLIMIT_NOFILE", 4, "too-many-files")]
+    ("limit", "most", "code"), [("RLIMIT_AS", 400 << 20, "out-of-host-memory"), ("RLIMIT_NOFILE", 3, "too-many-files")]
 )
 def test_a_limit_met_in_an_import_is_one_sentence(tmp_path: Path, limit: str, most: int, code: str) -> None:
     script = f"import resource, sys; from bertrain.cli.main import main; resource.setrlimit(resource.{limit}, "

@@ -47,7 +47,8 @@ def test_avx2_leaves_out_all_that_is_newer() -> None:
 def test_avx512_leaves_out_amx() -> None:
     said = run_products("avx512")
     assert "aten avx512" in said
-    assert "matmul,brg_matmul:avx512" in said
+    if not isa.emulation("bf16", "avx512"):  # without instructions for bf16, oneDNN names a general product
+        assert "matmul,brg_matmul:avx512" in said
     assert "amx" not in said
 
 
@@ -59,7 +60,7 @@ def test_amx_is_used_where_it_is_not_left_out() -> None:
 @needs(not has("avx2"), reason="this CPU has no AVX2")
 def test_the_command_line_caps_a_run_and_says_so(tmp_path_factory: pytest.TempPathFactory) -> None:
     folder = tmp_path_factory.mktemp("isa")
-    arguments = helpers.tiny_arguments(train__isa="avx2", train__max_steps=1)
+    arguments = helpers.tiny_arguments(train__isa="avx2", train__max_steps=1, log__level="verbose")
     done = helpers.bertrain(
         "pretrain", "bert-tiny", "--data", helpers.make_data(folder), "--run", folder / "run", *arguments
     )

@@ -13,8 +13,8 @@ import pytest
 import torch
 
 from bertrain.base.errors import AgreedError
-from bertrain.model import bert
 from bertrain.model.batch import Batch
+from bertrain.model.encoder import Outputs
 from bertrain.run.folder import Run
 from bertrain.training.finetune import finetune
 from bertrain.training.predict import evaluate_task, predict
@@ -232,8 +232,8 @@ def test_figures_do_not_depend_on_how_many_are_asked_at_once(mini: Miniature, co
 
 
 def test_a_model_that_has_diverged_has_no_figures(colours: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def says_nothing(batch: Batch) -> bert.Outputs:
-        return bert.Outputs(answers=torch.full((len(batch.nsp_labels), 3), torch.nan))
+    def says_nothing(batch: Batch) -> Outputs:
+        return Outputs(answers=torch.full((len(batch.nsp_labels), 3), torch.nan))
 
     monkeypatch.setattr("bertrain.training.evaluate.predictor", lambda *_: says_nothing)
     with helpers.refused("diverged", "dev", kind=AgreedError):

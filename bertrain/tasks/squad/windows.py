@@ -73,7 +73,8 @@ def tokenize(texts: Sequence[str], vocabulary: Vocabulary) -> TokenizedTexts:
             tokens.append(np.array(encoding.ids, np.int64))
             spans = np.array(encoding.offsets, np.int64).reshape(-1, 2)
             # Byte-level tokens have the space before a word.
-            spans[:, 0] += [end - begin > 1 and text[begin].isspace() for begin, end in spans.tolist()]
+            spaces = [end - begin > 1 and text[begin].isspace() for begin, end in spans.tolist()]
+            spans[:, 0] += np.array(spaces, np.int64)
             if not text.isascii():
                 spans[:, 1] = [_include_accents(text, end) for end in spans[:, 1].tolist()]
             characters.append(spans)
