@@ -10,6 +10,7 @@ import dataclasses
 import json
 import math
 import re
+import sys
 import tomllib
 from collections.abc import Container, Iterable, Mapping
 from importlib import resources
@@ -17,7 +18,7 @@ from pathlib import Path
 from typing import Any, Literal, get_args, get_origin, get_type_hints
 
 from bertrain.base.errors import UserError, nearest
-from bertrain.base.schema import INT64, JsonError, load_json
+from bertrain.base.schema import JsonError, load_json
 from bertrain.config import modernbert
 from bertrain.config.choices import Family
 from bertrain.config.recipe import Recipe, load_recipe, read_text, read_toml
@@ -343,8 +344,8 @@ def _check_value(value: Any, hint: Any, key: str, limits: dict[str, Any]) -> Any
             choices = ", ".join(map(str, get_args(hint)))
             raise UserError("invalid-value", f"{key} is one of {choices}, not {value!r}")
         return value
-    if type(value) is int and value not in INT64:
-        raise UserError("out-of-range", f"{key} is a number of {len(str(value))} digits; it must fit in 64 bits")
+    if type(value) is int and abs(value) > sys.float_info.max:
+        raise UserError("out-of-range", f"{key} is a number of {len(str(value))} digits; give a smaller one")
     if hint is float and type(value) is int:
         value = float(value)
     if not isinstance(value, hint) or (isinstance(value, bool) and hint is not bool):
