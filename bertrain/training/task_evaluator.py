@@ -105,13 +105,13 @@ class TaskEvaluator:
             if stop.received:
                 break
             ranks.heartbeat.move()
+            in_bin, in_block = _output_places(split.block, rows, batch, model.head)
             started = time.perf_counter()
             batch = batch.without_padding() if ranks.device.type == "cpu" else batch.to(ranks.device)
             answers = predict(batch).answers
             assert answers is not None
             on_host = answers.float().cpu()  # waits for the device
             seconds.append(time.perf_counter() - started)
-            in_bin, in_block = _output_places(split.block, rows, batch, model.head)
             found[torch.from_numpy(in_block)] = on_host[torch.from_numpy(in_bin)]
         if ranks.is_connected:  # rows of other ranks are zero
             whole = found.to(ranks.device)
