@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import subprocess
 import sys
 import weakref
@@ -10,6 +11,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from bertrain.data.text.processes import process_pool
 from bertrain.planning.memory_fit import oom_as_user_error
 from tests import helpers
 
@@ -43,6 +45,18 @@ def test_running_out_of_memory_is_one_sentence_and_the_run_goes_on(tmp_path: Pat
     resumed = helpers.bertrain("resume", run, "--train.activation_checkpointing", "full")
     assert "done:" in resumed.stdout
     assert len(helpers.losses(run)) == 1
+
+
+def test_a_worker_that_cannot_import_its_task_is_one_sentence(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "vanishing.py").write_text("def task():\n    return 1\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    task = importlib.import_module("vanishing").task
+    (tmp_path / "vanishing.py").unlink()
+    with helpers.refused("killed-worker", "could not start (ModuleNotFoundError)", "memory"), process_pool(1) as pool:
+        pool.submit(task).result()
+    assert capfd.readouterr().err == ""
 
 
 @pytest.mark.parametrize(

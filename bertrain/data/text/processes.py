@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import io
 import multiprocessing
 import os
+import pickle
 import signal
 import threading
 from collections.abc import Iterator
 from concurrent.futures import Future, ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
-from contextlib import contextmanager
+from contextlib import contextmanager, redirect_stderr
 from typing import Any
 
 from bertrain.base.errors import UserError
+
+CURE = "run again, perhaps with fewer --workers"
 
 
 @contextmanager
@@ -31,7 +35,7 @@ def process_pool(workers: int) -> Iterator[ProcessPoolExecutor]:
             raise
         except BrokenProcessPool:
             what = "a worker process was killed, perhaps because memory ran out"
-            raise UserError("killed-worker", f"{what}; run again, perhaps with fewer --workers") from None
+            raise UserError("killed-worker", f"{what}; {CURE}") from None
         finally:
             pool.shutdown(cancel_futures=True)
 
@@ -40,11 +44,24 @@ class _Pool(ProcessPoolExecutor):
     """Its workers do not hear Ctrl-C, which a terminal sends to them too: this process ends them."""
 
     def submit(self, *given: Any, **named: Any) -> Future[Any]:
+        function, *values = given
         before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})  # workers start here, and inherit it
         try:
-            return super().submit(*given, **named)
+            return super().submit(_call, pickle.dumps((function, values, named)))
         finally:
             signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+def _call(task: bytes) -> Any:
+    """Import the task's modules here, not where the pool reads its queue: a failure there prints the traceback of every
+    worker, and this one reaches the parent, which says it once."""
+    try:
+        with redirect_stderr(io.StringIO()):  # hashlib also prints what it could not import
+            function, values, named = pickle.loads(task)
+    except Exception as error:  # the parent has imported the same: something is short here
+        what = f"a worker process could not start ({type(error).__name__}), perhaps because memory ran out"
+        raise UserError("killed-worker", f"{what}; {CURE}") from None
+    return function(*values, **named)
 
 
 def _end_with_parent() -> None:
