@@ -12,7 +12,7 @@ import torch
 from torch.utils.flop_counter import FlopCounterMode
 
 from bertrain import kernels
-from bertrain.data.feed.balance import multiply_adds
+from bertrain.config.model_size import multiply_adds
 from bertrain.data.feed.loader import Loader
 from bertrain.model.families import new_model
 from bertrain.model.heads import pretraining_sums

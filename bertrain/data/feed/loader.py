@@ -14,9 +14,10 @@ import numpy.typing as npt
 from bertrain.base.errors import UserError
 from bertrain.base.seeds import Words, derive
 from bertrain.base.units import parse_shares
+from bertrain.config.model_size import multiply_adds
 from bertrain.config.settings import Settings
 from bertrain.data.feed.assemble import assemble_batch, placeholder_block
-from bertrain.data.feed.balance import Balance, Sizes, multiply_adds, per_rank
+from bertrain.data.feed.balance import Balance, Sizes, per_rank
 from bertrain.data.feed.batching import (
     Capacity,
     capacity_for,
