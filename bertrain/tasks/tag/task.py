@@ -26,7 +26,7 @@ from bertrain.tasks.metrics import softmax
 from bertrain.tasks.tables import BadRows
 from bertrain.tasks.tag.encode import SPECIAL_TOKENS, encode_words
 from bertrain.tasks.tag.files import TAG_FORMATS, TAG_STEMS, Sentence, read_sentences
-from bertrain.tasks.tag.schemes import Entity, Scheme, find_entities, recognize
+from bertrain.tasks.tag.schemes import Scheme, recognize
 from bertrain.tasks.tag.scoring import report_by_type, score_tags
 from bertrain.tasks.task import Head, TaskOutputs
 
@@ -74,7 +74,7 @@ class TagSplit:
         found = []
         for sentence, tags, sure in zip(self.sentences, self.predicted_tags(outputs), scores, strict=True):
             entities = []
-            for entity in _spans(tags, self.scheme):
+            for entity in self.scheme.entities(tags):
                 start, end = sentence.span_of(entity)
                 score = float(np.mean(sure[entity.first : entity.stop]))
                 one = {"start": start, "end": end, "label": entity.type, "score": round(score, 6)}
@@ -94,12 +94,6 @@ class TagSplit:
         for path, content in contents.items():
             write_atomically(path, content)
         return list(contents)
-
-
-def _spans(tags: Sequence[str], scheme: Scheme) -> list[Entity]:
-    if scheme.name == "words":
-        return [Entity(tag, place, place + 1) for place, tag in enumerate(tags)]
-    return find_entities(tags, scheme.is_prefixed)
 
 
 class TagTask:
