@@ -30,6 +30,7 @@ from bertrain.planning.costs import (
     OPTIMIZER,
     QKV,
     Cost,
+    WorkSize,
 )
 from bertrain.planning.speed import fastest
 from bertrain.profiling.trace import Launch
@@ -53,15 +54,11 @@ OPERATOR_PARTS = {
 
 
 @dataclass(frozen=True)
-class StepSize:
-    """The size of a step on one device, padding included: the mean over some steps."""
+class StepSize(WorkSize):
+    """The size of a step on one device: the mean over some steps."""
 
-    tokens: float
-    pairs: float  # the sum of the squared sequence lengths
-    predictions: float
-    sequences: float
-    rows: frozenset[int]  # tokens of a bin, for each shape that occurred
-    head_rows: frozenset[int]  # predictions and sequences of a bin, likewise
+    rows: frozenset[int] = frozenset()  # tokens of a bin, for each shape that occurred
+    head_rows: frozenset[int] = frozenset()  # predictions and sequences of a bin, likewise
 
     @staticmethod
     def of(steps: Sequence[Step]) -> StepSize:
