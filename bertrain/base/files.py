@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import hashlib
 import json
 import os
@@ -11,7 +12,7 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TextIO
+from typing import IO, TYPE_CHECKING, Any, TextIO
 
 from bertrain.base.errors import UserError
 from bertrain.base.schema import JsonError, parse_json
@@ -166,6 +167,15 @@ def _cleaning_up_on_sigterm() -> Iterator[None]:
         os.kill(os.getpid(), signal.SIGTERM)
     finally:
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
+
+
+def try_lock(file: IO[Any]) -> bool:
+    """Lock an open file for this process; False if another holds it. The system frees the lock when a process ends."""
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True
 
 
 def file_digest(path: Path) -> tuple[int, str]:
