@@ -36,6 +36,15 @@ def reading(what: object) -> Iterator[None]:
         raise UserError("unreadable-file", f"cannot read {what}: {error.strerror or error}") from None
 
 
+@contextmanager
+def writing(what: object) -> Iterator[None]:
+    """Raise a failure to open or write a file as an error of the user."""
+    try:
+        yield
+    except OSError as error:
+        raise UserError("unwritable-file", f"cannot write {what}: {error.strerror or error}") from None
+
+
 def read_text(path: Path) -> str:
     try:
         with reading(path):

@@ -16,7 +16,7 @@ from typing import Any
 
 from bertrain.base.console import warn
 from bertrain.base.errors import UserError
-from bertrain.base.files import refuse_occupied, try_lock
+from bertrain.base.files import refuse_occupied, try_lock, writing
 from bertrain.base.formatting import counted
 from bertrain.base.units import check_ranges
 from bertrain.config.choices import MASK_PROBABILITY, Engine, OnError
@@ -225,19 +225,16 @@ def _work_folder(out: Path, plan: Plan, vocabulary: Vocabulary) -> Path:
 @contextmanager
 def _work_in(work: Path, out: Path) -> Iterator[None]:
     """Lock the work folder. After an error it is kept only if it contains finished units."""
-    try:
+    with writing(out):
         work.mkdir(parents=True, exist_ok=True)
         lock = open(work / LOCK, "w")  # noqa: SIM115 - held until the end
-    except OSError as error:
-        raise UserError("unwritable-file", f"cannot write {out}: {error.strerror or error}") from None
     with lock:
         if not try_lock(lock):
             raise UserError("already-running", f"another process is preparing {out}; wait for it")
         try:
-            yield
-        except (UserError, OSError) as error:
-            if isinstance(error, OSError):
-                error = UserError("unwritable-file", f"cannot write {out}: {error.strerror or error}")
+            with writing(out):
+                yield
+        except UserError as error:
             if next(work.glob("unit-*"), None) is None:
                 shutil.rmtree(work, ignore_errors=True)
                 raise error from None
