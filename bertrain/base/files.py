@@ -9,7 +9,7 @@ import os
 import shutil
 import signal
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any, TextIO
@@ -25,6 +25,10 @@ def write_atomically(path: Path, text: str) -> None:
     """Replace a file's content whole: a reader sees the old or the new, never a part."""
     with replacing(path) as file:
         file.write(text)
+
+
+def write_json_lines(path: Path, rows: Iterable[dict[str, Any]]) -> None:
+    write_atomically(path, "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows))
 
 
 @contextmanager

@@ -68,6 +68,11 @@ class BadRows:
         self.count += 1
         self.first = self.first or problem
 
+    def nothing_usable(self, files: Sequence[Path], what: str = "row") -> UserError:
+        more = f" and {len(files) - 1} more" if len(files) > 1 else ""
+        reason = f": {self.first}" if self.first else ""
+        return UserError("no-usable-row", f"{files[0]}{more} has no usable {what}{reason}")
+
 
 def format_of(path: Path) -> str:
     """The format of a table by the suffix of its name, compressed or not; "" if it is not supported."""

@@ -103,8 +103,7 @@ def read_sentences(files: Sequence[Path], settings: TaskSettings, bad_rows: BadR
             else:
                 found.append(one)
     if not (usable := _without_mixed_tags(found, bad_rows)):
-        reason = f": {bad_rows.first}" if bad_rows.first else ""
-        raise UserError("no-usable-row", f"{files[0]} has no usable sentence{reason}")
+        raise bad_rows.nothing_usable(files, "sentence")
     return usable
 
 

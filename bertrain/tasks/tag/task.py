@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
@@ -13,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from bertrain.base.errors import UserError
-from bertrain.base.files import write_atomically
+from bertrain.base.files import write_atomically, write_json_lines
 from bertrain.base.formatting import counted
 from bertrain.base.seeds import combine, derive
 from bertrain.config.settings import Settings
@@ -84,16 +83,14 @@ class TagSplit:
 
     def write_predictions(self, outputs: TaskOutputs, folder: Path) -> list[Path]:
         """Write NAME.conll (word, true tag if it is known, predicted tag) and NAME.jsonl (text, entities)."""
-        blocks = []
+        blocks, place = [], folder / f"{self.name}.conll"
         for sentence, tags in zip(self.sentences, self.predicted_tags(outputs), strict=True):
             known = [] if sentence.tags is None else [sentence.tags]
             rows = zip(sentence.words, *known, self.scheme.convert(tags, self.scheme), strict=True)
             blocks.append("".join("\t".join(" ".join(field.split()) for field in row) + "\n" for row in rows))
-        lines = (json.dumps(answer, ensure_ascii=False) + "\n" for answer in self.answers(outputs))
-        contents = {folder / f"{self.name}.conll": "\n".join(blocks), folder / f"{self.name}.jsonl": "".join(lines)}
-        for path, content in contents.items():
-            write_atomically(path, content)
-        return list(contents)
+        write_atomically(place, "\n".join(blocks))
+        write_json_lines(place.with_suffix(".jsonl"), self.answers(outputs))
+        return [place, place.with_suffix(".jsonl")]
 
 
 class TagTask:
