@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
+import fcntl
 import hashlib
 import json
 import os
 import shutil
 import signal
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TextIO
+from typing import IO, TYPE_CHECKING, Any, TextIO
 
 from bertrain.base.errors import UserError
 from bertrain.base.schema import JsonError, parse_json
@@ -26,6 +27,10 @@ def write_atomically(path: Path, text: str) -> None:
         file.write(text)
 
 
+def write_json_lines(path: Path, rows: Iterable[dict[str, Any]]) -> None:
+    write_atomically(path, "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows))
+
+
 @contextmanager
 def reading(what: object) -> Iterator[None]:
     """Raise a failure to open or read a file as an error of the user."""
@@ -33,6 +38,15 @@ def reading(what: object) -> Iterator[None]:
         yield
     except OSError as error:
         raise UserError("unreadable-file", f"cannot read {what}: {error.strerror or error}") from None
+
+
+@contextmanager
+def writing(what: object) -> Iterator[None]:
+    """Raise a failure to open or write a file as an error of the user."""
+    try:
+        yield
+    except OSError as error:
+        raise UserError("unwritable-file", f"cannot write {what}: {error.strerror or error}") from None
 
 
 def read_text(path: Path) -> str:
@@ -166,6 +180,15 @@ def _cleaning_up_on_sigterm() -> Iterator[None]:
         os.kill(os.getpid(), signal.SIGTERM)
     finally:
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
+
+
+def try_lock(file: IO[Any]) -> bool:
+    """Lock an open file for this process; False if another holds it. The system frees the lock when a process ends."""
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True
 
 
 def file_digest(path: Path) -> tuple[int, str]:

@@ -1,7 +1,8 @@
-"""Parse the values of settings: parts of the data, durations and lists of steps."""
+"""Parse the values of settings: parts of the data, durations and lists of steps; check the ranges of options."""
 
 from __future__ import annotations
 
+import math
 import re
 from fractions import Fraction
 from itertools import pairwise
@@ -9,6 +10,14 @@ from itertools import pairwise
 from bertrain.base.errors import UserError
 
 SECONDS = {"d": 86400, "h": 3600, "m": 60, "s": 1}
+
+
+def check_ranges(*ranges: tuple[str, float, float, float]) -> None:
+    """Refuse options that are not within their bounds: (option, value, minimum, maximum)."""
+    for option, value, least, most in ranges:
+        if not (least <= value <= most and math.isfinite(value)):
+            bounds = f"at least {least:g}" if math.isinf(most) else f"{least:g} to {most:.9g}"
+            raise UserError("option-out-of-range", f"{option} is {value}; it must be {bounds}")
 
 
 def parse_slice(text: str) -> tuple[Fraction, Fraction]:

@@ -61,10 +61,18 @@ def attended_pairs(model: ModelSettings, tokens: Any, pairs: Any) -> Any:
     return everywhere * pairs + (model.num_layers - everywhere) * np.minimum(pairs, nearby)
 
 
+def multiply_adds(model: ModelSettings, tokens: Any, pairs: Any, predictions: Any) -> Any:
+    """Multiply-adds of the matrix products of a forward pass, for numbers or arrays; a backward pass has twice as many.
+
+    Per token: the matrices of the layers; per pair of tokens: two products of attention; per prediction: the transform
+    and the vocabulary. The rest (next sentence, LayerNorm) is negligible. `pairs` as in `attended_pairs`.
+    """
+    width = model.hidden_size
+    layers = count_parameters(model)[1] * tokens + 2 * width * attended_pairs(model, tokens, pairs)
+    outputs = width + model.padded_vocab_size if model.head == "pretrain" else model.num_labels
+    return layers + predictions * width * outputs
+
+
 def training_flops(model: ModelSettings, tokens: float, predictions: float, pairs: float) -> float:
-    """Floating-point operations of forward and backward pass; `pairs`: of tokens in the same sequence."""
-    layers = count_parameters(model)[1] * tokens
-    attention = 2 * model.hidden_size * float(attended_pairs(model, tokens, pairs))  # scores and weighted sum
-    outputs = model.padded_vocab_size + model.hidden_size if model.head == "pretrain" else model.num_labels
-    head = model.hidden_size * outputs * predictions
-    return 6 * (layers + attention + head)
+    """Floating-point operations of forward and backward pass."""
+    return 6 * float(multiply_adds(model, tokens, pairs, predictions))

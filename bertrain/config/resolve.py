@@ -77,15 +77,12 @@ def resolve(recipe: str, overrides: Overrides | None = None, settings_file: str 
         section, name = _split_key(key)
         command_line.setdefault(section, {})[name] = _parse_text(text, TYPES[key], key)
     _overlay(values, command_line, "the command line")
-    for key, value in _family_defaults(values["model"].get("family", "bert")).items():
+    family: Any = values["model"].get("family", "bert")
+    for key, value in FAMILY_DEFAULTS.get(family, {}).items():  # an unknown family is refused with the other values
         section, name = _split_key(key)
         values[section].setdefault(name, value)
     settings = _with_absolute_paths(from_dict(values))
     return dataclasses.replace(settings, given=frozenset({*dict(pairs), *named_in(settings_file)}))
-
-
-def _family_defaults(family: Any) -> dict[str, Any]:
-    return FAMILY_DEFAULTS.get(family, {})  # another family is refused with the other values
 
 
 def in_family(settings: Settings, family: Family) -> Settings:

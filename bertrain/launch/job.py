@@ -289,7 +289,7 @@ def code_version() -> dict[str, str]:
     """The version of this code: the package's number, the git commit if there is one, and a hash of its files."""
     package = Path(bertrain.__file__).parent
     digest = hashlib.sha256()
-    for path in sorted(path for suffix in ("py", "toml") for path in package.rglob(f"*.{suffix}")):
+    for path in sorted(path for suffix in ("py", "sh", "toml") for path in package.rglob(f"*.{suffix}")):
         digest.update(f"{path.relative_to(package)}\0".encode() + hashlib.sha256(path.read_bytes()).digest())
     commit = ""
     if (package.parent / ".git").exists():

@@ -1,19 +1,20 @@
 """Writes the script of a job, one kind for each launcher: plain bash, complete, and the same each time.
 
-All scripts share their last part, which runs a stage on every node (the pre-flight, then the training), forwards
-signals, restarts ranks that failed, and notes each event in the job folder. They differ in the resources they request
-from a scheduler, in how they start a stage on every node, and in how they requeue the job.
+All scripts share their last part, common.sh, which runs a stage on every node (the pre-flight, then the training),
+forwards signals, restarts ranks that failed, and notes each event in the job folder. They differ in the resources they
+request from a scheduler, in how they start a stage on every node, and in how they requeue the job.
 """
 
 from __future__ import annotations
 
 import re
 import shlex
+from importlib import resources
 from pathlib import Path
 from typing import NamedTuple
 
 from bertrain.base.errors import UserError
-from bertrain.launch.job import HOSTS, ONLY_HERE, SCRIPT, Job, parse_time, write_time
+from bertrain.launch.job import HOSTS, ONLY_HERE, Job, parse_time, write_time
 from bertrain.launch.local import SAVE_TIMEOUT_S
 
 SAVE_MARGIN_S = 30
@@ -30,9 +31,13 @@ class LauncherPart(NamedTuple):
 def job_script(job: Job) -> str:
     make_part = {"local": _local, "ssh": _ssh, "slurm": _slurm, "pbs": _pbs, "mpi": _mpi}[job.launcher]
     part = make_part(job)
-    return "\n".join(
-        ["#!/bin/bash", *part.directives, *_settings(job), *part.start, *_tasks(job), part.requeue, COMMON_PART]
-    )
+    lines = ["#!/bin/bash", *part.directives, *_settings(job), *part.start, *_tasks(job), part.requeue]
+    return "\n".join([*lines, _shell_part("common.sh")])
+
+
+def _shell_part(name: str) -> str:
+    """A part of a script that does not depend on the job: a file beside this one."""
+    return (resources.files("bertrain.launch") / name).read_text()
 
 
 def _settings(job: Job) -> list[str]:
@@ -183,7 +188,9 @@ def _slurm(job: Job) -> LauncherPart:
         mounts = shlex.quote(",".join(mounts_of(job)))
         words.append(f"--container-image={shlex.quote(spec.container)} --container-mounts={mounts}")
     comment = "One task on each node, which starts the ranks of that node."
-    return LauncherPart(directives, _start_stage([*words, *_launch_module(job, "node")], comment), SLURM_REQUEUE)
+    return LauncherPart(
+        directives, _start_stage([*words, *_launch_module(job, "node")], comment), _shell_part("slurm.sh")
+    )
 
 
 def _quote_directive(value: str) -> str:
@@ -224,7 +231,7 @@ def _pbs(job: Job) -> LauncherPart:
         *_start_over_ssh(job),
         *_timer(job),
     ]
-    return LauncherPart(directives, start, PBS_REQUEUE.format(script=SCRIPT))
+    return LauncherPart(directives, start, _shell_part("pbs.sh"))
 
 
 def _timer(job: Job) -> list[str]:
@@ -238,131 +245,3 @@ def _timer(job: Job) -> list[str]:
         f'( trap \'kill "$!"; exit\' TERM; sleep {seconds} & wait "$!" && kill -s USR1 $$ ) &',
         "timer=$!",
     ]
-
-
-SLURM_REQUEUE = """\
-submit="sbatch"
-submit_again() {
-    scontrol requeue "$SLURM_JOB_ID" && note "requeued as job $SLURM_JOB_ID"
-}
-"""
-
-PBS_REQUEUE = """\
-submit="qsub"
-# Submits this script again; of a job array only the task that was stopped.
-submit_again() {{
-    if [ -z "${{PBS_ARRAY_INDEX:-${{BERTRAIN_ONLY:-}}}}" ]; then
-        number=$(qsub "$job/{script}")
-    else
-        number=$(sed '/^#PBS -J /d' "$job/{script}" | qsub -v "BERTRAIN_ONLY=$task" -)
-    fi && echo "$number" >> "$job/submitted" && note "submitted again as $number"
-}}
-"""
-
-COMMON_PART = """\
-# --- the same for every launcher ---------------------------------------------------------------------------------
-# Exit codes: 0 done; 2 user error; 75 stopped and saved, to be continued; everything else is a failure.
-
-note() { # appends a line to the events of this task
-    printf '%s %s\\n' "$(date +%Y-%m-%dT%H:%M:%S%z)" "$*" >> "$output/events"
-}
-
-requeue() {
-    if [ -z "${submit:-}" ] || [ -n "${BERTRAIN_IN_PLACE:-}" ]; then
-        echo "bertrain: stopped and saved; start it again with: bash $job/job.sh"
-    elif ! submit_again; then
-        echo "bertrain: stopped and saved, but not accepted again; submit it with: $submit $job/job.sh" >&2
-    fi
-}
-
-newest_checkpoint() {
-    find "${folders[task]}/checkpoints" -maxdepth 1 -name 'step-*' 2> /dev/null | sort | tail -n 1
-}
-
-# Each stage is a process group of its own: Ctrl-C reaches this script, which forwards it to the stage, once.
-set -m
-
-# Forwards a signal to the stage, whose ranks save and exit.
-stage='' stopping=''
-forward_signal() {
-    stopping=$1
-    [ -z "$stage" ] || kill -s "${forward_as:-$1}" "$stage" 2> /dev/null
-}
-trap 'forward_signal USR1' USR1
-trap 'forward_signal TERM' TERM
-trap 'forward_signal INT' INT
-exec 9<> <(:) # a pipe that nobody writes to
-
-# Runs a stage (preflight or task) on every node and waits for it; sets $code to its exit code.
-run_stage() {
-    number=$(find "$output/logs" -maxdepth 1 -name 'start-*' | wc -l)
-    BERTRAIN_START=$(printf '%s/logs/start-%03d-%s' "$output" "$((number + 1))" "$1")
-    export BERTRAIN_START
-    if ! mkdir "$BERTRAIN_START"; then
-        echo "bertrain: cannot write into $output/logs; free some space there" >&2
-        code=2
-        return
-    fi
-    start_stage "$1" < /dev/null &
-    stage=$!
-    # Asks the stage to save if this script is killed: the watcher then has another parent.
-    (
-        while read -r _ _ _ parent _ < "/proc/$BASHPID/stat" && [ "$parent" = $$ ]; do
-            kill -0 "$stage" || exit
-            sleep 1
-        done
-        kill -s "${forward_as:-TERM}" "$stage"
-    ) > /dev/null 2>&1 &
-    [ -z "$stopping" ] || forward_signal "$stopping" # received before the stage was started
-    # Bash may notice a signal that comes just before `wait` only after it: so wait for half a second at most.
-    while kill -0 "$stage" 2> /dev/null; do read -r -t 0.5 -u 9; done
-    wait "$stage"
-    code=$?
-    stage=''
-}
-
-# Runs the pre-flight, then the task, restarted after failures; sets $code to its exit code.
-run_task() {
-    export BERTRAIN_TASK=$task BERTRAIN_FAILED=''
-    number=${SLURM_JOB_ID:-${PBS_JOBID:-}}
-    note "started on $(hostname) as process $$${number:+ of job $number}"
-    code=0
-    [ -z "$preflight" ] || run_stage preflight
-    preflight=''
-    if [ "$code" -ne 0 ]; then
-        note "the pre-flight ended with exit code $code"
-        return
-    fi
-    code=75 failures=0
-    while [ -z "$stopping" ]; do
-        before=$(newest_checkpoint)
-        run_stage task
-        case $code in 0 | 2 | 75) break ;; esac
-        [ -z "$stopping" ] || break
-        if [ "$(newest_checkpoint)" = "$before" ]; then failures=$((failures + 1)); else failures=1; fi
-        [ "$failures" -le "$restarts" ] || break
-        again="exit code $code; starting all ranks again ($failures of $restarts without a new checkpoint)"
-        note "$again"
-        echo "bertrain: $again" >&2
-        BERTRAIN_FAILED="$(date +%s) a rank failed"
-        export BERTRAIN_FAILED
-    done
-    # After USR1 or TERM the job is to be continued, even if some ranks could not save.
-    case $stopping-$code in
-        USR1-0 | USR1-2 | TERM-0 | TERM-2) ;;
-        USR1-* | TERM-*) code=75 ;;
-    esac
-    note "ended with exit code $code"
-}
-
-for task in $tasks; do
-    set_output
-    mkdir -p "$output/logs"
-    run_task
-    [ "$code" -eq 0 ] || break
-done
-[ -z "${timer:-}" ] || kill "$timer" 2> /dev/null
-# Requeue after a warning (USR1). After TERM (a cancel, a preemption) the sender decides what happens to the job.
-[ "$code" -ne 75 ] || [ "$stopping" = TERM ] || requeue
-exit "$code"
-"""

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from bertrain.base.errors import UserError
+from bertrain.base.files import reading
 from bertrain.base.schema import check_value
 
 TOKEN = ":::MLLOG "
@@ -66,10 +67,8 @@ class Log:
 def read_log(path: str | Path) -> Log:
     """Read any MLPerf log; skips other lines, counts truncated entries, and refuses a file without entries."""
     path = Path(path)
-    try:
+    with reading(path):
         text = path.read_text(encoding="utf-8", errors="replace")
-    except OSError as error:
-        raise UserError("unreadable-file", f"cannot read {path}: {error.strerror or error}") from None
     entries, unreadable = [], 0
     for line in text.splitlines():
         for body in line.split(TOKEN)[1:]:  # ranks may have written onto one line

@@ -9,9 +9,10 @@ from __future__ import annotations
 import csv
 import math
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from functools import cache
 from importlib.resources import files
+from typing import Any
 
 from bertrain.base.errors import UserError
 from bertrain.config.resolve import resolve
@@ -96,20 +97,10 @@ def published_results() -> tuple[Result, ...]:
 
 
 def _parse(row: dict[str, str]) -> Result:
-    return Result(
-        round=row["round"],
-        system=row["system"],
-        recipe=row["recipe"],
-        gpu=row["gpu"],
-        count=int(row["count"]),
-        per_node=int(row["per_node"]),
-        network=row["network"],
-        batch=int(row["batch"]),
-        minutes=float(row["minutes"]),
-        samples=int(row["samples"]) if row["samples"] else None,
-        sequences_per_s=float(row["sequences_per_s"]) if row["sequences_per_s"] else None,
-        source=row["source"],
-    )
+    """A row of published.csv, whose columns have the names of our fields; it has others too."""
+    kinds = {"count": int, "per_node": int, "batch": int, "minutes": float, "samples": int, "sequences_per_s": float}
+    given: dict[str, Any] = {item.name: row[item.name] for item in fields(Result)}
+    return Result(**given | {name: kind(row[name]) if row[name] else None for name, kind in kinds.items()})
 
 
 def headlines(*, recipe: str = "", batch: int | None = None, count: int | None = None) -> list[Result]:

@@ -8,7 +8,7 @@ Letters as in bert.py: T tokens of a step, P predictions, S sequences, E hidden 
 
 from __future__ import annotations
 
-from typing import Protocol
+from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
@@ -26,17 +26,14 @@ Widths = tuple[int, int]  # bytes per element of a product's operands, and of an
 NARROW: dict[str, Widths] = {"bf16": (2, 2), "fp16": (2, 2), "fp8": (1, 2)}
 
 
-class WorkSize(Protocol):
+@dataclass(frozen=True)
+class WorkSize:
     """The size of the work of one device, padding included."""
 
-    @property
-    def tokens(self) -> float: ...
-    @property
-    def pairs(self) -> float: ...  # the sum of the squared sequence lengths
-    @property
-    def predictions(self) -> float: ...
-    @property
-    def sequences(self) -> float: ...
+    tokens: float = 0
+    pairs: float = 0  # the sum of the squared sequence lengths
+    predictions: float = 0
+    sequences: float = 0
 
 
 def linear(rows: float, inputs: int, outputs: int, widths: Widths) -> Cost:

@@ -155,11 +155,3 @@ def with_ceilings(gpu: Gpu, precision: str, operations_per_s: float, bytes_per_s
         products=gpu.products | {precision: operations_per_s},
         memory=_table()["achieved"]["memory"] / 0.887 * bytes_per_s,  # an H200's copy reaches 0.887 of its bandwidth
     )
-
-
-def unknown_device(operations_per_s: float, bytes_per_s: float, precision: str) -> Gpu:
-    """A device that only a profile describes, such as a CPU."""
-    like = find_gpu("h200")
-    gpu = replace(like, name="profiled device", products={precision: like.products["bf16"]})
-    gpu = replace(gpu, memory_bytes=1 << 62, processors=0)
-    return with_ceilings(gpu, precision, operations_per_s, bytes_per_s)

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from bertrain.config.choices import EngineName
 from bertrain.config.model_size import count_parameters
 from bertrain.config.settings import Settings
-from bertrain.data.feed.batching import capacity_for
+from bertrain.data.feed.batching import bin_capacity
 from bertrain.data.formats.source import DataSource
 from bertrain.model.attention import BLOCK_WINDOWS
 from bertrain.optim.lamb import AdamW
@@ -40,16 +40,9 @@ class BinSize:
         """The largest bin that these settings make of this data."""
         data, batch, lengths = settings.data, settings.batch, shards.lengths.astype(float)
         pads = batch.policy == "padded"
-        capacity = capacity_for(
-            batch.token_budget,
-            bin_sequences=batch.bin_sequences,
-            mean_length=data.max_seq_length if pads else float(lengths.mean()),
-            max_predictions=data.max_predictions,
-            mask_probability=data.mask_probability,
-        )
         # Padding, also at the end of a bin, is sequences of up to max_seq_length.
         attended = data.max_seq_length if pads else float((lengths**2).sum() / lengths.sum())
-        predictions = 0 if settings.task.name else capacity.predictions
+        predictions = 0 if settings.task.name else bin_capacity(settings, float(lengths.mean())).predictions
         return BinSize(batch.token_budget, predictions, attended)
 
 

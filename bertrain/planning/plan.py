@@ -18,18 +18,10 @@ import numpy as np
 import numpy.typing as npt
 
 from bertrain.base.errors import UserError
-from bertrain.base.units import parse_shares
 from bertrain.config.choices import EngineName, PolicyName
 from bertrain.config.settings import Settings
 from bertrain.data.feed.balance import per_rank
-from bertrain.data.feed.batching import (
-    capacity_for,
-    choose_policy,
-    step_by_sequences,
-    step_by_shares,
-    step_by_tokens,
-    strata_of,
-)
+from bertrain.data.feed.batching import bin_capacity, choose_policy, step_rows, strata_of
 from bertrain.data.formats.masking import Ints, count_predictions
 from bertrain.data.formats.pack import read_lengths
 from bertrain.data.formats.source import DataSource
@@ -70,32 +62,15 @@ def deal_steps(settings: Settings, lengths: Ints, ranks: int, steps: int = STEPS
     batch, data = settings.batch, settings.data
     policy = choose_policy(batch.policy, group_size=batch.group_size, packing=batch.packing)
     mean = float(lengths.mean())
-    capacity = capacity_for(
-        batch.token_budget,
-        bin_sequences=batch.bin_sequences,
-        mean_length=data.max_seq_length if policy.pads_each else mean,
-        max_predictions=data.max_predictions,
-        mask_probability=data.mask_probability,
-    )
-    shares = parse_shares(batch.shares)
-    strata = strata_of(lengths.astype(np.int32), data.max_seq_length, shares) if shares else []
+    capacity, narrow = bin_capacity(settings, mean), lengths.astype(np.int32)
+    strata = strata_of(narrow, settings)
     loads, position = list[Load](), 0
     for _ in range(steps):
-        if shares:
-            _, rows = step_by_shares(position, batch.sequences, strata, shares, settings.train.seed)
-        elif batch.sequences:
-            _, rows = step_by_sequences(position, batch.sequences, len(lengths), settings.train.seed)
-        else:
-            _, rows = step_by_tokens(position, batch.tokens, lengths.astype(np.int32), mean, settings.train.seed)
+        _, rows = step_rows(position, settings, narrow, mean, strata)
         position += len(rows)
         sizes = lengths[rows], count_predictions(lengths[rows], data.max_predictions, data.mask_probability)
-        of_bins = []
-        for members in policy.deal(*sizes, capacity, data.max_seq_length):
-            own = sizes[0][members]
-            shape = policy.shape_of(own, sizes[1][members], capacity, data.max_seq_length)
-            boundaries = policy.lay_out(own, shape.tokens, data.max_seq_length).boundaries
-            pairs = int(np.square(np.diff(boundaries)).sum())
-            of_bins.append((1, shape.tokens, pairs, shape.predictions, shape.sequences))
+        bins = policy.deal(*sizes, capacity, data.max_seq_length)
+        of_bins = [(1, *measured) for measured in policy.measure(bins, *sizes, capacity, data.max_seq_length)]
         loads.append(Load(*per_rank(of_bins, ranks).T.astype(float)))
     return loads, position / steps
 

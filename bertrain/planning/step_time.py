@@ -25,20 +25,8 @@ import numpy.typing as npt
 
 from bertrain.config.model_size import attended_pairs, count_parameters
 from bertrain.config.settings import Settings
+from bertrain.planning import costs
 from bertrain.planning.collectives import Group, all_reduce, finish_exchange, gather
-from bertrain.planning.costs import (
-    ATTENTION,
-    ATTENTION_OUT,
-    EMBEDDINGS,
-    FEED_FORWARD,
-    GELU,
-    HEADS,
-    NARROW,
-    NORM,
-    OPTIMIZER,
-    QKV,
-)
-from bertrain.planning.costs import required_costs as costs_of
 from bertrain.planning.devices import Gpu, Network
 
 Floats = npt.NDArray[np.float64]
@@ -51,7 +39,7 @@ COMPILED = {"fp16": 1.43, "tf32": 1.75, "fp32": 1.03}
 """Times the fused engine's time, that the compiled engine takes where ours has no kernels: BERT-Base's steps in
 benchmarks/results/gpu_portable.json."""
 KINDS = "products", "attention", "memory", "launches"
-PRODUCTS = (QKV, ATTENTION_OUT, FEED_FORWARD, HEADS)
+PRODUCTS = (costs.QKV, costs.ATTENTION_OUT, costs.FEED_FORWARD, costs.HEADS)
 
 
 @dataclass(frozen=True)
@@ -63,14 +51,6 @@ class Load:
     pairs: Floats
     predictions: Floats
     sequences: Floats
-
-
-@dataclass(frozen=True)
-class _Size:
-    tokens: float = 0
-    pairs: float = 0
-    predictions: float = 0
-    sequences: float = 0
 
 
 @dataclass(frozen=True)
@@ -151,20 +131,22 @@ def has_kernels(settings: Settings) -> bool:
     return settings.train.precision in ("bf16", "fp8") and settings.model.family == "bert"
 
 
-def _seconds_of(settings: Settings, size: _Size, gpu: Gpu, design: Design) -> Floats:
+def _seconds_of(settings: Settings, size: costs.WorkSize, gpu: Gpu, design: Design) -> Floats:
     """Seconds of one bin of this size: products, attention, memory-bound kernels, launches."""
     precision, model = settings.train.precision, settings.model
-    costs = costs_of(settings, size, is_fused=design.is_fused)
+    parts = costs.required_costs(settings, size, is_fused=design.is_fused)
     wide = "bf16" if precision == "fp8" else precision
     products = 0.0
     for part in PRODUCTS:
-        operations, moved = costs[part]
-        rate = gpu.rate(wide if part == HEADS else precision)
-        products += operations / rate + (1.0 if part == HEADS else gpu.exposed_bytes) * moved / gpu.memory
-    operations, moved = costs[ATTENTION]
+        operations, moved = parts[part]
+        is_heads = part == costs.HEADS
+        rate = gpu.rate(wide if is_heads else precision)
+        products += operations / rate + (1.0 if is_heads else gpu.exposed_bytes) * moved / gpu.memory
+    operations, moved = parts[costs.ATTENTION]
     operations *= max(1.0, NARROWEST_HEAD * model.num_heads / model.hidden_size)
     attention = operations / (gpu.attention_share * gpu.rate(wide)) + moved / gpu.memory
-    memory = (costs[NORM][1] + costs[GELU][1] + SCATTERED * costs[EMBEDDINGS][1]) / gpu.memory
+    moved = parts[costs.NORM][1] + parts[costs.GELU][1] + SCATTERED * parts[costs.EMBEDDINGS][1]
+    memory = moved / gpu.memory
     if precision == "fp8":  # 8-bit copies, as they lie and transposed, of what products read
         copied = model.num_layers * (16 * model.hidden_size + 4 * model.intermediate_size)
         memory += size.tokens * copied / gpu.memory
@@ -180,12 +162,12 @@ def compute_seconds(settings: Settings, load: Load, gpu: Gpu, design: Design) ->
     # Time is linear in the pairs that attend to each other, so those outside of windows are taken out first.
     pairs = attended_pairs(model, load.tokens, load.pairs) / model.num_layers
     settings = replace(settings, model=replace(model, global_every=1))
-    empty = _seconds_of(settings, _Size(), gpu, design)
+    empty = _seconds_of(settings, costs.WorkSize(), gpu, design)
 
-    def each(size: _Size) -> Floats:
+    def each(size: costs.WorkSize) -> Floats:
         return _seconds_of(settings, size, gpu, design) - empty
 
-    units = [each(_Size(**{name: 1e6})) / 1e6 for name in ("tokens", "pairs", "predictions", "sequences")]
+    units = [each(costs.WorkSize(**{name: 1e6})) / 1e6 for name in ("tokens", "pairs", "predictions", "sequences")]
     sizes = (load.tokens, pairs, load.predictions, load.sequences)
     found = np.outer(load.bins, empty) + sum(np.outer(size, unit) for size, unit in zip(sizes, units, strict=True))
     return np.asarray(gpu.slowdown * design.slowdown * found)
@@ -193,9 +175,9 @@ def compute_seconds(settings: Settings, load: Load, gpu: Gpu, design: Design) ->
 
 def optimizer_seconds(settings: Settings, cluster: Cluster, design: Design) -> float:
     """The update of a rank's share of the weights; the norm of the whole gradient is part of it."""
-    operations, moved = costs_of(settings, _Size(), is_fused=design.is_fused)[OPTIMIZER]
+    operations, moved = costs.required_costs(settings, costs.WorkSize(), is_fused=design.is_fused)[costs.OPTIMIZER]
     share = {"no": 1, "node": cluster.group.per_node, "all": cluster.count}[design.sharded]
-    wide = settings.train.precision if settings.train.precision in NARROW else "fp32"
+    wide = settings.train.precision if settings.train.precision in costs.NARROW else "fp32"
     work = operations / cluster.gpu.rate("bf16" if wide == "fp8" else wide) + moved / cluster.gpu.memory
     return work / share + LAUNCHES[2] * (cluster.gpu.launch_s + cluster.gpu.fill_s)
 

@@ -19,49 +19,38 @@ import torch
 
 from bertrain.config.settings import ModelSettings
 from bertrain.data.feed.loader import Step
-from bertrain.planning.costs import (
-    ATTENTION,
-    ATTENTION_OUT,
-    EMBEDDINGS,
-    FEED_FORWARD,
-    GELU,
-    HEADS,
-    NORM,
-    OPTIMIZER,
-    QKV,
-    Cost,
-)
+from bertrain.planning import costs
 from bertrain.planning.speed import fastest
 from bertrain.profiling.trace import Launch
 
 SUMS, CASTS, DATA, EXCHANGE, OTHER = "sums over rows", "casts and copies", "data to the device", "all-reduce", "other"
 IDLE = "idle between launches"
 
-KERNEL_PARTS = {
-    "_plan_kernel": ATTENTION, "_attention_": ATTENTION, "_backward_query": ATTENTION, "_backward_key": ATTENTION,
-    "_norm_": NORM, "_gelu_": GELU, "_embed_": EMBEDDINGS, "_position_kernel": EMBEDDINGS, "_add_rows": EMBEDDINGS,
-    "_rows_kernel": HEADS, "_cross_entropy": HEADS, "_lamb_": OPTIMIZER, "_column_sum": SUMS,
-    "_transpose_kernel": CASTS, "_cast_": CASTS, "_collect_kernel": CASTS,
-}  # fmt: skip
-"""The kernels of bertrain/kernels by the prefix of their names, those in older traces included."""
-REGION_PARTS = {"optimizer": OPTIMIZER, "all-reduce": EXCHANGE, "data": DATA}
+KERNELS = {
+    costs.ATTENTION: ("_plan_kernel", "_attention_", "_backward_query", "_backward_key"),
+    costs.NORM: ("_norm_",),
+    costs.GELU: ("_gelu_",),
+    costs.EMBEDDINGS: ("_embed_", "_position_kernel", "_add_rows"),
+    costs.HEADS: ("_rows_kernel", "_cross_entropy"),
+    costs.OPTIMIZER: ("_lamb_",),
+    SUMS: ("_column_sum",),
+    CASTS: ("_transpose_kernel", "_cast_", "_collect_kernel"),
+}
+"""The kernels of bertrain/kernels by part: prefixes of their names, those in older traces included."""
+REGION_PARTS = {"optimizer": costs.OPTIMIZER, "all-reduce": EXCHANGE, "data": DATA}
 PRODUCTS = {"mm", "addmm", "_scaled_mm", "linear", "_weight_gradient"}
-OPERATOR_PARTS = {
-    "bmm": ATTENTION, "baddbmm": ATTENTION, "_softmax": ATTENTION, "_softmax_backward_data": ATTENTION,
-    "index_select": ATTENTION, "_log_softmax": HEADS, "_log_softmax_backward_data": HEADS, "nll_loss_forward": HEADS,
-}  # fmt: skip
+OPERATORS = {
+    costs.ATTENTION: ("bmm", "baddbmm", "_softmax", "_softmax_backward_data", "index_select"),
+    costs.HEADS: ("_log_softmax", "_log_softmax_backward_data", "nll_loss_forward"),
+}
 
 
 @dataclass(frozen=True)
-class StepSize:
-    """The size of a step on one device, padding included: the mean over some steps."""
+class StepSize(costs.WorkSize):
+    """The size of a step on one device: the mean over some steps."""
 
-    tokens: float
-    pairs: float  # the sum of the squared sequence lengths
-    predictions: float
-    sequences: float
-    rows: frozenset[int]  # tokens of a bin, for each shape that occurred
-    head_rows: frozenset[int]  # predictions and sequences of a bin, likewise
+    rows: frozenset[int] = frozenset()  # tokens of a bin, for each shape that occurred
+    head_rows: frozenset[int] = frozenset()  # predictions and sequences of a bin, likewise
 
     @staticmethod
     def of(steps: Sequence[Step]) -> StepSize:
@@ -80,17 +69,18 @@ class StepSize:
 
 def part_of(launch: Launch, model: ModelSettings, size: StepSize) -> str:
     """The part of the model that a launch belongs to: by the name of our kernels, else by operator and sizes."""
-    for prefix, part in KERNEL_PARTS.items():
-        if launch.name.startswith(prefix):
+    for part, prefixes in KERNELS.items():
+        if launch.name.startswith(prefixes):
             return part
     if launch.region in REGION_PARTS:
         return REGION_PARTS[launch.region]
     operator = launch.operator.removeprefix("aten::")
     if "embedding" in operator.lower():
-        return EMBEDDINGS
+        return costs.EMBEDDINGS
     if operator in PRODUCTS:
         return _part_of_product(operator, launch.sizes, model, size)
-    return OPERATOR_PARTS.get(operator) or _part_by_size(launch.sizes, model, size)
+    by_name = next((part for part, names in OPERATORS.items() if operator in names), None)
+    return by_name or _part_by_size(launch.sizes, model, size)
 
 
 def _part_of_product(operator: str, sizes: tuple[tuple[int, ...], ...], model: ModelSettings, size: StepSize) -> str:
@@ -100,17 +90,17 @@ def _part_of_product(operator: str, sizes: tuple[tuple[int, ...], ...], model: M
         return OTHER
     sides, width = Counter((*left, right[1])), model.hidden_size
     for part, matrix in (
-        (QKV, (width, 3 * width)),
-        (FEED_FORWARD, (width, model.intermediate_size)),
-        (FEED_FORWARD, (width, 2 * model.intermediate_size)),  # with a gate
-        (HEADS, (width, model.padded_vocab_size)),
-        (ATTENTION_OUT, (width, width)),
+        (costs.QKV, (width, 3 * width)),
+        (costs.FEED_FORWARD, (width, model.intermediate_size)),
+        (costs.FEED_FORWARD, (width, 2 * model.intermediate_size)),  # with a gate
+        (costs.HEADS, (width, model.padded_vocab_size)),
+        (costs.ATTENTION_OUT, (width, width)),
     ):
         rows = sides - Counter(matrix)
         if rows.total() == 1:
-            of_heads = part == ATTENTION_OUT and next(iter(rows)) in size.head_rows
-            return HEADS if of_heads else part
-    return HEADS if 2 in sides else OTHER  # the two classes of next-sentence prediction
+            of_heads = part == costs.ATTENTION_OUT and next(iter(rows)) in size.head_rows
+            return costs.HEADS if of_heads else part
+    return costs.HEADS if 2 in sides else OTHER  # the two classes of next-sentence prediction
 
 
 def _part_by_size(sizes: tuple[tuple[int, ...], ...], model: ModelSettings, size: StepSize) -> str:
@@ -118,21 +108,21 @@ def _part_by_size(sizes: tuple[tuple[int, ...], ...], model: ModelSettings, size
     largest = max(sizes, key=math.prod, default=())
     width, elements = model.hidden_size, math.prod(largest)
     if len(largest) >= 4 or (len(largest) == 3 and largest[-1] != width):
-        return ATTENTION
+        return costs.ATTENTION
     if len(largest) == 2:
         rows, last = largest
         if last == model.padded_vocab_size or rows in size.head_rows:
-            return HEADS
+            return costs.HEADS
         if rows == model.padded_vocab_size:
-            return EMBEDDINGS
+            return costs.EMBEDDINGS
         if (rows, last) in ((3 * width, width), (width, width), (model.intermediate_size, width)):
             return CASTS  # of weights
         if last == model.intermediate_size:
-            return CASTS if rows == width else GELU
-        return {width: NORM, 3 * width: ATTENTION}.get(last, OTHER)
+            return CASTS if rows == width else costs.GELU
+        return {width: costs.NORM, 3 * width: costs.ATTENTION}.get(last, OTHER)
     if len(largest) == 1 and elements >= 1024:  # dropout masks, and their random bits, a fourth as many
         of_rows = {rows * width // part for rows in size.rows for part in (1, 4)}
-        return NORM if elements in of_rows else ATTENTION
+        return costs.NORM if elements in of_rows else costs.ATTENTION
     return OTHER
 
 
@@ -162,12 +152,12 @@ class Row:
     share_of_step: float
 
 
-def roofline(costs: dict[str, Cost], measured_ms: dict[str, float], ceilings: Ceilings) -> list[Row]:
+def roofline(required: dict[str, costs.Cost], measured_ms: dict[str, float], ceilings: Ceilings) -> list[Row]:
     """The parts of a step, the slowest first. `measured_ms` is of one step."""
     whole = max(sum(measured_ms.values()), 1e-12)
     rows = []
-    for part in dict.fromkeys([*costs, *measured_ms]):
-        (operations, moved), taken = costs.get(part, np.zeros(2)).tolist(), measured_ms.get(part, 0.0)
+    for part in dict.fromkeys([*required, *measured_ms]):
+        (operations, moved), taken = required.get(part, np.zeros(2)).tolist(), measured_ms.get(part, 0.0)
         of_products, of_memory = operations / ceilings.operations_per_s, moved / ceilings.bytes_per_s
         floor = 1e3 * max(of_products, of_memory)
         rows.append(

@@ -243,17 +243,13 @@ def compare(sets: Sequence[ProfileSet]) -> Variability:
         sets=summaries,
         devices=devices,
         hosts=dict(sorted(hosts.items(), key=lambda item: -item[1])),
-        median_s=_median_of_devices({name: [one.median_s for one in several] for name, several in by_device.items()}),
+        median_s=float(np.median([np.median([one.median_s for one in several]) for several in by_device.values()])),
         spread=box.spread,
         correlations={name: correlation(column("median_s"), column(key)) for key, name in QUANTITIES.items()},
         joules_per_million_tokens=median(column("joules_per_million_tokens")),
         slow_repeats=slow_repeats,
         verdict="; ".join([verdict(devices), *slow_repeats]),
     )
-
-
-def _median_of_devices(repeats: dict[str, list[float]]) -> float:
-    return float(np.median([np.median(values) for values in repeats.values()]))
 
 
 def median(values: Floats) -> float | None:

@@ -10,7 +10,6 @@ checkpoints/step-…/
 
 from __future__ import annotations
 
-import fcntl
 import json
 import os
 import platform
@@ -19,11 +18,11 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, TextIO
+from typing import Any
 
 import bertrain
 from bertrain.base.errors import AgreedError, UserError
-from bertrain.base.files import new_folder, read_text, write_atomically
+from bertrain.base.files import new_folder, read_text, try_lock, write_atomically
 from bertrain.base.formatting import few
 from bertrain.base.machine import cpu_name
 from bertrain.base.schema import JsonError, check_value, load_json
@@ -188,7 +187,7 @@ class Run:
 
     @contextmanager
     def lock(self) -> Iterator[bool]:
-        """Lock the run for this process; False if another holds it. The system frees the lock when a process ends.
+        """Lock the run for this process; False if another holds it.
 
         Under a launcher, wait a while: this rank may replace one that is still ending.
         """
@@ -198,7 +197,7 @@ class Run:
             raise UserError("cannot-write", f"cannot write into the run {self.folder}: {error.strerror}") from None
         with lock:
             deadline = time.monotonic() + (ENDING_S if "RANK" in os.environ else 0)
-            while not (is_ours := _try_to_lock(lock)) and time.monotonic() < deadline:
+            while not (is_ours := try_lock(lock)) and time.monotonic() < deadline:
                 time.sleep(0.1)
             yield is_ours
 
@@ -223,14 +222,6 @@ def read_starts(path: Path, schema: dict[str, Any] | None = None) -> list[dict[s
             with suppress(JsonError):
                 starts.append(check_value(start, schema or {}))
     return starts
-
-
-def _try_to_lock(file: TextIO) -> bool:
-    try:
-        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return False
-    return True
 
 
 def refuse_other_vocabulary(data: DataSource, expected_hash: str) -> None:

@@ -10,7 +10,6 @@ embedded one by one, in any bin, and only the loss sees which belong together.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
@@ -22,7 +21,7 @@ import numpy as np
 import numpy.typing as npt
 
 from bertrain.base.errors import UserError
-from bertrain.base.files import write_atomically
+from bertrain.base.files import write_json_lines
 from bertrain.base.formatting import counted
 from bertrain.config.settings import Settings
 from bertrain.data.formats.block import Block
@@ -70,11 +69,8 @@ class SimilaritySplit:
     def write_predictions(self, outputs: TaskOutputs, folder: Path) -> list[Path]:
         """Write the cosine of each pair, a JSON object per line."""
         cosines = self._cosines(self._normalized(outputs)).tolist()
-        rows = [
-            {"id": number, "similarity": round(cosine, 6)} for number, cosine in zip(self.ids, cosines, strict=True)
-        ]
-        path = folder / f"{self.name}.jsonl"
-        write_atomically(path, "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows))
+        path, rows = folder / f"{self.name}.jsonl", zip(self.ids, cosines, strict=True)
+        write_json_lines(path, ({"id": number, "similarity": round(cosine, 6)} for number, cosine in rows))
         return [path]
 
     def _normalized(self, outputs: TaskOutputs) -> Floats:
@@ -214,8 +210,7 @@ class SimilarityTask:
             scores.append(score)
             ids.append(row.values[4] or str(number))
         if not ids:
-            reason = f": {bad_rows.first}" if bad_rows.first else ""
-            raise UserError("no-usable-row", f"{files[0]} has no usable row{reason}")
+            raise bad_rows.nothing_usable(files)
         return self._encode(name, texts, scores if is_scored else None, ids, bad_rows)
 
     def _parse(self, row: Row, has_negative: bool, is_scored: bool) -> tuple[list[str], float]:

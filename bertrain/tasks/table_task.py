@@ -6,7 +6,6 @@ A subclass of TableTask says where its files are, which columns it reads and how
 from __future__ import annotations
 
 import dataclasses
-import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
@@ -17,7 +16,7 @@ from typing import Any, ClassVar
 import numpy as np
 
 from bertrain.base.errors import UserError
-from bertrain.base.files import write_atomically
+from bertrain.base.files import write_json_lines
 from bertrain.base.formatting import BASELINE, counted, few
 from bertrain.config.settings import Settings
 from bertrain.data.formats.block import Block, Values
@@ -129,9 +128,7 @@ def read_rows(files: Sequence[Path], row_format: RowFormat, bad_rows: BadRows, *
             except ValueError as error:
                 bad_rows.add(Problem(row.place, str(error)))
     if not rows.first:
-        more = f" and {len(files) - 1} more" if len(files) > 1 else ""
-        reason = f": {bad_rows.first}" if bad_rows.first else ""
-        raise UserError("no-usable-row", f"{files[0]}{more} has no usable row{reason}")
+        raise bad_rows.nothing_usable(files)
     return rows
 
 
@@ -329,10 +326,8 @@ class TableTask:
 
     def write_split(self, split: TableSplit, outputs: TaskOutputs, folder: Path) -> Path:
         """Write a JSON object per row: its id, and its `answers`."""
-        lines = []
-        for row, answer in enumerate(self.answers(outputs)):
-            language = {"language": split.languages[row]} if split.languages else {}
-            lines.append(json.dumps({"id": split.ids[row]} | language | answer, ensure_ascii=False) + "\n")
+        languages = [{"language": language} for language in split.languages] or [{}] * len(split.ids)
+        rows = zip(split.ids, languages, self.answers(outputs), strict=True)
         path = folder / f"{split.name}.jsonl"
-        write_atomically(path, "".join(lines))
+        write_json_lines(path, ({"id": number} | language | answer for number, language, answer in rows))
         return path

@@ -68,6 +68,11 @@ class BadRows:
         self.count += 1
         self.first = self.first or problem
 
+    def nothing_usable(self, files: Sequence[Path], what: str = "row") -> UserError:
+        more = f" and {len(files) - 1} more" if len(files) > 1 else ""
+        reason = f": {self.first}" if self.first else ""
+        return UserError("no-usable-row", f"{files[0]}{more} has no usable {what}{reason}")
+
 
 def format_of(path: Path) -> str:
     """The format of a table by the suffix of its name, compressed or not; "" if it is not supported."""
@@ -170,7 +175,7 @@ def read_lines(path: Path) -> Iterator[tuple[str, str | Problem]]:
     def lines(stream: Stream) -> Iterator[tuple[str, str | Problem]]:
         for number, line in table_lines(stream):
             place, text = f"line {number:,} of {stream.name}", line.decode("utf-8", "surrogateescape")
-            yield place, text.rstrip("\r\n") if _is_valid_text(text) else Problem(place, NOT_UTF8)
+            yield place, text.rstrip("\r\n") if is_valid_text(text) else Problem(place, NOT_UTF8)
 
     return _read(path, lines)
 
@@ -201,7 +206,7 @@ def _select_fields(
     line, names = next(rows, (0, []))
     if isinstance(names, Problem):
         raise UserError("bad-header", f"{names}; the first line must name the columns")
-    if not all(map(_is_valid_text, names)):
+    if not all(map(is_valid_text, names)):
         raise UserError("bad-header", f"line {line:,} of {name} {NOT_UTF8}")
     if not names:
         return
@@ -220,7 +225,7 @@ def _select_fields(
             yield FieldCountProblem(place, f"has {counted(len(fields), 'field')} for {len(names)} columns")
         else:
             values = tuple(None if index is None else fields[index] for index in indices)
-            yield Row(place, values) if all(map(_is_valid_text, values)) else Problem(place, NOT_UTF8)
+            yield Row(place, values) if all(map(is_valid_text, values)) else Problem(place, NOT_UTF8)
 
 
 def _json_rows(stream: Stream, choose: ChooseColumns) -> Iterator[tuple[str, Object | Problem]]:
@@ -314,14 +319,15 @@ def _to_row(place: str, record: Object, columns: Sequence[str | None], lists_at:
             texts.append(str(value).lower())
         elif not isinstance(value, str):
             return Problem(place, f"has a {type(value).__name__} in {column!r}, not a text or a number")
-        elif not _is_valid_text(value):
+        elif not is_valid_text(value):
             return Problem(place, f"has invalid Unicode in {column!r}")
         else:
             texts.append(value)
     return Row(place, tuple(texts))
 
 
-def _is_valid_text(value: str | None) -> bool:
+def is_valid_text(value: str | None) -> bool:
+    """Whether it has no lone surrogates, which stand for bytes that are not UTF-8, and which no tokenizer takes."""
     return value is None or value.isascii() or not _SURROGATES.search(value)
 
 

@@ -9,10 +9,9 @@ from typing import NamedTuple
 
 from bertrain.base.errors import UserError
 from bertrain.base.files import file_digest, reading
-from bertrain.data.text.records import Problem, table_lines
-from bertrain.data.text.streams import DAMAGE, open_streams
+from bertrain.data.text.records import Problem
 from bertrain.tasks.table_task import find_column
-from bertrain.tasks.tables import FORMATS, NOT_UTF8, format_of, read_table, suffix_of
+from bertrain.tasks.tables import FORMATS, format_of, read_lines, read_table, suffix_of
 
 IDS = ("id", "idx", "index")  # columns that identify a row, unless the user names another
 
@@ -33,7 +32,10 @@ class TextFile:
     def __iter__(self) -> Iterator[Text]:
         """The texts in order. A row that cannot be read is refused with its line: vectors must match rows."""
         if suffix_of(self.path) == "txt":
-            yield from self._lines()
+            for _, line in read_lines(self.path):
+                if isinstance(line, Problem):
+                    raise UserError("bad-text", str(line))
+                yield Text(None, line)
             return
         if not format_of(self.path):
             supported = ", .".join(FORMATS)
@@ -45,17 +47,6 @@ class TextFile:
             if text is None:
                 raise UserError("bad-text", f"{row.place} has no {self.column!r}; every row needs a text")
             yield Text(number, text)
-
-    def _lines(self) -> Iterator[Text]:
-        try:
-            for stream in open_streams(self.path, lambda _: None):
-                for number, line in table_lines(stream):
-                    try:
-                        yield Text(None, line.decode().rstrip("\r\n"))
-                    except UnicodeDecodeError:
-                        raise UserError("bad-text", f"line {number:,} of {stream.name} {NOT_UTF8}") from None
-        except DAMAGE as error:
-            raise UserError("damaged-table", f"{self.path} is damaged or truncated ({error})") from None
 
     def _select(self, names: list[str]) -> list[str | None]:
         text = find_column(names, (self.column,), "; name the column of texts with --text")

@@ -64,8 +64,9 @@ class Graph:
     def integers(self, *values: int) -> str:
         return self.constant(f"integers {' '.join(map(str, values))}", np.array(values, dtype=np.int64))
 
-    def cast(self, x: str, scope: str, dtype: str = "") -> str:
-        kind = self._onnx.helper.np_dtype_to_tensor_dtype(np.dtype(dtype or self._float_type))
+    def cast(self, x: str, scope: str) -> str:
+        """`x` as floats in the graph's precision."""
+        kind = self._onnx.helper.np_dtype_to_tensor_dtype(np.dtype(self._float_type))
         return self.add("Cast", x, scope=scope, to=kind)
 
     def dense(self, x: str, layer: str) -> str:

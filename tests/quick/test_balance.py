@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 from torch.utils.flop_counter import FlopCounterMode
 
+from bertrain.config.model_size import multiply_adds
 from bertrain.config.recipe import recipe_names
 from bertrain.config.resolve import resolve
 from bertrain.data.feed.balance import (
@@ -21,7 +22,6 @@ from bertrain.data.feed.balance import (
     describe_balance,
     imbalance,
     mean_idle_share,
-    multiply_adds,
     per_rank,
 )
 from bertrain.data.feed.batching import POLICIES

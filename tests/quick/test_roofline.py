@@ -12,10 +12,11 @@ import torch
 from torch.utils.flop_counter import FlopCounterMode
 
 from bertrain import kernels
-from bertrain.data.feed.balance import multiply_adds
+from bertrain.config.model_size import multiply_adds
 from bertrain.data.feed.loader import Loader
 from bertrain.model.families import new_model
 from bertrain.model.heads import pretraining_sums
+from bertrain.planning import costs
 from bertrain.planning.costs import linear, required_costs
 from bertrain.profiling import roofline, trace
 from bertrain.profiling.roofline import (
@@ -76,8 +77,8 @@ def test_the_fused_path_computes_fewer_rows_of_the_last_layer() -> None:
     plain, fused = (required_costs(helpers.tiny_settings(), size, is_fused=is_fused) for is_fused in (False, True))
     layers = 2
     share = ((layers - 1) * 256 + 38) / (layers * 256)
-    assert fused[roofline.FEED_FORWARD][0] == pytest.approx(share * plain[roofline.FEED_FORWARD][0])
-    assert fused[roofline.QKV].tolist() == plain[roofline.QKV].tolist()
+    assert fused[costs.FEED_FORWARD][0] == pytest.approx(share * plain[costs.FEED_FORWARD][0])
+    assert fused[costs.QKV].tolist() == plain[costs.QKV].tolist()
 
 
 @pytest.mark.parametrize("name", ["bf16-eager", "fp8-eager"])
@@ -92,11 +93,11 @@ def test_launches_of_an_h200_have_their_part(name: str) -> None:
         if one.operator.removeprefix("aten::") in roofline.PRODUCTS and not one.name.startswith("Memset")
     )
     passes = 2 * 2 * 2  # steps, bins, layers
-    assert products[roofline.QKV] == 3 * passes
-    assert products[roofline.FEED_FORWARD] == 2 * 3 * passes
-    assert products[roofline.ATTENTION_OUT] + products[roofline.HEADS] >= 3 * passes + 6 * 4
-    assert parts[roofline.ATTENTION] == 3 * passes + 2 * 2 + 2 * 2  # forward, two backward; a plan for each bin
-    assert parts[roofline.GELU] == 2 * passes
+    assert products[costs.QKV] == 3 * passes
+    assert products[costs.FEED_FORWARD] == 2 * 3 * passes
+    assert products[costs.ATTENTION_OUT] + products[costs.HEADS] >= 3 * passes + 6 * 4
+    assert parts[costs.ATTENTION] == 3 * passes + 2 * 2 + 2 * 2  # forward, two backward; a plan for each bin
+    assert parts[costs.GELU] == 2 * passes
     in_other = sum(one.duration_ns for one in launches if part_of(one, model, RECORDED_SIZE) == roofline.OTHER)
     assert in_other < 0.3 * sum(one.duration_ns for one in launches), "tiny kernels of scalars, of a tiny model"
 
@@ -106,7 +107,8 @@ def test_every_kernel_of_ours_has_a_part() -> None:
     sources = [path.read_text() for path in Path(kernels.__file__).parent.glob("*.py")]
     names = {name for source in sources for name in re.findall(r"^def (_\w+_kernel)\(", source, re.MULTILINE)}
     assert len(names) > 10
-    assert {name for name in names if not name.startswith(tuple(roofline.KERNEL_PARTS))} == set()
+    known = tuple(prefix for prefixes in roofline.KERNELS.values() for prefix in prefixes)
+    assert {name for name in names if not name.startswith(known)} == set()
     bounds = {name for name in trace.FIRST_OF_FORWARD | trace.LAST_OF_FORWARD if name.endswith("_kernel")}
     assert bounds <= names
 

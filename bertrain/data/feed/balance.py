@@ -15,8 +15,6 @@ from math import gcd
 import numpy as np
 import numpy.typing as npt
 
-from bertrain.config.model_size import attended_pairs, count_parameters
-from bertrain.config.settings import ModelSettings
 from bertrain.data.formats.masking import Ints
 
 WORTH_MENDING = 0.05  # an idle share above this is reported with advice, if there is any
@@ -49,18 +47,6 @@ def per_rank(of_bins: npt.ArrayLike, ranks: int) -> Ints:
 def imbalance(of_ranks: npt.ArrayLike) -> float:
     of_ranks = np.asarray(of_ranks)
     return float(of_ranks.max() / of_ranks.mean())
-
-
-def multiply_adds(model: ModelSettings, tokens: Ints, attention: Ints, predictions: Ints) -> Ints:
-    """Multiply-adds of the matrix products of a forward pass; a backward pass has twice as many.
-
-    Per token: the matrices of the layers; per pair of tokens: two products of attention; per prediction: the transform
-    and the vocabulary. The rest (next sentence, LayerNorm) is negligible.
-    """
-    width = model.hidden_size
-    layers = count_parameters(model)[1] * tokens + 2 * width * attended_pairs(model, tokens, attention)
-    outputs = width + model.padded_vocab_size if model.head == "pretrain" else model.num_labels
-    return layers + predictions * width * outputs
 
 
 def mean_idle_share(ahead: Sequence[Balance]) -> float:

@@ -22,7 +22,9 @@ import numpy.typing as npt
 
 from bertrain.base.errors import AgreedError
 from bertrain.base.seeds import derive, permute
+from bertrain.base.units import parse_shares
 from bertrain.config.choices import PACKING, PolicyName, StepPacking
+from bertrain.config.settings import Settings
 from bertrain.data.formats.masking import Ints
 from bertrain.data.formats.packing import plan_packing
 
@@ -64,6 +66,18 @@ def capacity_for(
     return Capacity(token_budget, sequences, min(share, sequences * max_predictions))
 
 
+def bin_capacity(settings: Settings, mean_length: float, token_budget: int = 0) -> Capacity:
+    """Capacities of a bin by these settings, or of another token budget, for data of this mean length."""
+    batch, data = settings.batch, settings.data
+    return capacity_for(
+        token_budget or batch.token_budget,
+        bin_sequences=batch.bin_sequences,
+        mean_length=data.max_seq_length if batch.policy == "padded" else mean_length,
+        max_predictions=data.max_predictions,
+        mask_probability=data.mask_probability,
+    )
+
+
 def rows_at(positions: npt.ArrayLike, num_rows: int, seed: int) -> tuple[Ints, Ints]:
     """Epoch and row of each position in the endless order: every row once per epoch, each epoch shuffled anew."""
     positions = np.asarray(positions, dtype=np.int64)
@@ -80,8 +94,11 @@ def step_by_sequences(position: int, sequences: int, num_rows: int, seed: int) -
     return rows_at(np.arange(position, position + sequences), num_rows, seed)
 
 
-def strata_of(lengths: npt.NDArray[np.int32], longest: int, shares: Sequence[int]) -> list[Ints]:
-    """The rows of each stratum: even parts of the lengths up to `longest`, as many as there are shares."""
+def strata_of(lengths: npt.NDArray[np.int32], settings: Settings) -> list[Ints]:
+    """The rows of each stratum: even parts of the lengths, as many as batch.shares has numbers; none without any."""
+    longest, shares = settings.data.max_seq_length, parse_shares(settings.batch.shares)
+    if not shares:
+        return []
     number = np.minimum((lengths - 1) * len(shares) // longest, len(shares) - 1)
     strata = [np.flatnonzero(number == one) for one in range(len(shares))]
     for one, (share, rows) in enumerate(zip(shares, strata, strict=True), start=1):
@@ -120,6 +137,18 @@ def step_by_tokens(
             count = max(1, int(np.searchsorted(filled, tokens, side="right")))
             return epochs[:count], rows[:count]
         guess *= 2
+
+
+def step_rows(
+    position: int, settings: Settings, lengths: npt.NDArray[np.int32], mean_length: float, strata: Sequence[Ints]
+) -> tuple[Ints, Ints]:
+    """Epochs and rows of the step that begins at `position`, by the settings; `strata` are those of batch.shares."""
+    batch, seed = settings.batch, settings.train.seed
+    if strata:
+        return step_by_shares(position, batch.sequences, strata, parse_shares(batch.shares), seed)
+    if batch.sequences:
+        return step_by_sequences(position, batch.sequences, len(lengths), seed)
+    return step_by_tokens(position, batch.tokens, lengths, mean_length, seed)
 
 
 def deal_budget(lengths: Ints, predictions: Ints, capacity: Capacity, max_seq_length: int) -> list[Ints]:
@@ -285,6 +314,22 @@ class Policy:
             if shape.holds(tokens, len(lengths), int(predictions.sum())):
                 return shape
         raise AssertionError(f"a bin of {tokens} tokens was dealt beyond {capacity}")
+
+    def measure(
+        self, bins: Sequence[Ints], lengths: Ints, predictions: Ints, capacity: Capacity, max_seq_length: int
+    ) -> list[tuple[int, int, int, int]]:
+        """Of each bin, junk included: its tokens, the pairs of them that attend to each other, predictions, sequences.
+
+        A bin holds indices into the lengths and predictions of a step.
+        """
+        found = []
+        for members in bins:
+            own = lengths[members]
+            shape = self.shape_of(own, predictions[members], capacity, max_seq_length)
+            boundaries = self.lay_out(own, shape.tokens, max_seq_length).boundaries
+            pairs = int(np.square(np.diff(boundaries)).sum())
+            found.append((shape.tokens, pairs, shape.predictions, shape.sequences))
+        return found
 
     def num_slots(self, shape: Capacity, max_seq_length: int) -> int:
         """Maximum sequences, junk included, in a bin of this shape: the fixed length of cu_seqlens, minus one."""

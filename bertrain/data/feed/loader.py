@@ -13,19 +13,11 @@ import numpy.typing as npt
 
 from bertrain.base.errors import UserError
 from bertrain.base.seeds import Words, derive
-from bertrain.base.units import parse_shares
+from bertrain.config.model_size import multiply_adds
 from bertrain.config.settings import Settings
 from bertrain.data.feed.assemble import assemble_batch, placeholder_block
-from bertrain.data.feed.balance import Balance, Sizes, multiply_adds, per_rank
-from bertrain.data.feed.batching import (
-    Capacity,
-    capacity_for,
-    choose_policy,
-    step_by_sequences,
-    step_by_shares,
-    step_by_tokens,
-    strata_of,
-)
+from bertrain.data.feed.balance import Balance, Sizes, per_rank
+from bertrain.data.feed.batching import Capacity, bin_capacity, choose_policy, step_rows, strata_of
 from bertrain.data.formats.block import Block, draw_masks
 from bertrain.data.formats.masking import Ints, MaskingRules, count_predictions
 from bertrain.data.formats.source import DataSource
@@ -173,19 +165,12 @@ class Loader:
 
     def _rows(self, position: int) -> tuple[Ints, Ints]:
         """Epochs and rows of the step that begins at `position`."""
-        batch, seed = self._settings.batch, self._settings.train.seed
-        part = training_examples(self.data, self._settings)
-        texts = self.data.texts_per_example
+        part, texts = training_examples(self.data, self._settings), self.data.texts_per_example
         lengths_of_part = self.data.example_lengths[part.start : part.stop]
-        if shares := parse_shares(batch.shares):
-            if self._strata is None:
-                self._strata = strata_of(lengths_of_part, self._max_seq_length, shares)
-            epochs, rows = step_by_shares(position, batch.sequences, self._strata, shares, seed)
-        elif batch.sequences:
-            epochs, rows = step_by_sequences(position, batch.sequences, len(part), seed)
-        else:
-            mean_length = self._mean_length * texts
-            epochs, rows = step_by_tokens(position, batch.tokens, lengths_of_part, mean_length, seed)
+        if self._strata is None:
+            self._strata = strata_of(lengths_of_part, self._settings)
+        mean_length = self._mean_length * texts
+        epochs, rows = step_rows(position, self._settings, lengths_of_part, mean_length, self._strata)
         rows += part.start
         return np.repeat(epochs, texts), (rows[:, None] * texts + np.arange(texts)).ravel()
 
@@ -196,14 +181,7 @@ class Loader:
         return lengths, count_predictions(lengths, self._masking.max_predictions, self._masking.probability)
 
     def _capacity(self, token_budget: int) -> Capacity:
-        settings, data = self._settings, self.data
-        capacity = capacity_for(
-            token_budget,
-            bin_sequences=settings.batch.bin_sequences,
-            mean_length=self._max_seq_length if self._policy.pads_each else self._mean_length,
-            max_predictions=settings.data.max_predictions,
-            mask_probability=settings.data.mask_probability,
-        )
+        data, capacity = self.data, bin_capacity(self._settings, self._mean_length, token_budget)
         if data.predictions is None:
             return capacity
         return replace(capacity, predictions=capacity_for_static_masks(data.lengths, data.predictions, capacity))
@@ -213,13 +191,8 @@ class Loader:
 
     def _weigh(self, bins: list[Ints], sizes: Sizes, capacity: Capacity) -> Balance:
         """The balance of a step whose bins hold these indices into its sizes."""
-        lengths, predictions = sizes
-        of_bins = []
-        for members in bins:
-            shape = self._policy.shape_of(lengths[members], predictions[members], capacity, self._max_seq_length)
-            boundaries = self._policy.lay_out(lengths[members], shape.tokens, self._max_seq_length).boundaries
-            of_bins.append((shape.tokens, int(np.square(np.diff(boundaries)).sum()), shape.predictions))
-        tokens, attention, slots = per_rank(of_bins, self.world).T
+        of_bins = self._policy.measure(bins, *sizes, capacity, self._max_seq_length)
+        tokens, attention, slots, _ = per_rank(of_bins, self.world).T
         work = multiply_adds(self._settings.model, tokens, attention, slots)
         return Balance(len(bins), tokens.tolist(), attention.tolist(), work.tolist())
 
@@ -288,9 +261,8 @@ def check_data(data: DataSource, settings: Settings) -> None:
 
 def check_shares(data: DataSource, settings: Settings) -> None:
     """Refuse training data without the lengths that batch.shares asks for."""
-    if shares := parse_shares(settings.batch.shares):
-        part = training_examples(data, settings)
-        strata_of(data.example_lengths[part.start : part.stop], settings.data.max_seq_length, shares)
+    part = training_examples(data, settings)
+    strata_of(data.example_lengths[part.start : part.stop], settings)
 
 
 def training_examples(data: DataSource, settings: Settings) -> range:

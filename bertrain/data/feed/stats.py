@@ -127,9 +127,7 @@ def measure_policy(
         predictions = count_predictions(lengths, max_seq_length, MASK_PROBABILITY)
         bins = policy.deal(lengths, predictions, capacity, max_seq_length)
         real += int(lengths.sum())
-        computed += sum(
-            policy.shape_of(lengths[members], predictions[members], capacity, max_seq_length).tokens for members in bins
-        )
+        computed += sum(tokens for tokens, *_ in policy.measure(bins, lengths, predictions, capacity, max_seq_length))
         bins_made.append(len(bins))
         of_bins = [(lengths[members].sum(), np.square(lengths[members]).sum()) for members in bins]
         tokens, attention = per_rank(of_bins, ranks).T

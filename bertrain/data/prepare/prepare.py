@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import fcntl
 import hashlib
 import json
 import math
@@ -10,15 +9,16 @@ import shutil
 import unicodedata
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from glob import escape
 from pathlib import Path
 from typing import Any
 
 from bertrain.base.console import warn
 from bertrain.base.errors import UserError
-from bertrain.base.files import refuse_occupied
+from bertrain.base.files import refuse_occupied, try_lock, writing
 from bertrain.base.formatting import counted
+from bertrain.base.units import check_ranges
 from bertrain.config.choices import MASK_PROBABILITY, Engine, OnError
 from bertrain.data.formats.shards import SCHEMA_VERSION, VOCABULARY
 from bertrain.data.formats.write import Histogram, finish_folder, shard_name
@@ -88,7 +88,7 @@ def prepare(
     short_seq_prob = SHORT_SEQ_PROB if short_seq_prob is None else short_seq_prob
     max_predictions = MAX_PREDICTIONS if max_predictions is None else max_predictions
     masked_lm_prob = MASK_PROBABILITY if masked_lm_prob is None else masked_lm_prob
-    _check_ranges(
+    check_ranges(
         ("--workers", workers, 1, math.inf),
         ("--max-seq-length", max_seq_length, 8, 1 << 16),
         ("--max-predictions", max_predictions, 1, math.inf),
@@ -98,7 +98,7 @@ def prepare(
         ("--masked-lm-prob", masked_lm_prob, 0, 1),
     )
     most_rows = (1 << 31) // max_seq_length - 1  # offsets of Arrow's list columns have 32 bits
-    _check_ranges(("--rows-per-shard", rows_per_shard, 1, most_rows))
+    check_ranges(("--rows-per-shard", rows_per_shard, 1, most_rows))
     vocabulary = Vocabulary.load(vocab, lower_case=lower_case)
     if unreachable := vocabulary.num_unreachable:
         warn(
@@ -164,14 +164,6 @@ def prepare(
     return manifest
 
 
-def _check_ranges(*ranges: tuple[str, float, float, float]) -> None:
-    """Refuse options that are not within their bounds: (option, value, minimum, maximum)."""
-    for option, value, least, most in ranges:
-        if not (least <= value <= most and math.isfinite(value)):
-            bounds = f"at least {least:g}" if math.isinf(most) else f"{least:g} to {most:.9g}"
-            raise UserError("option-out-of-range", f"{option} is {value}; it must be {bounds}")
-
-
 def _usable(files: list[Path], on_error: OnError, reference: bool) -> tuple[list[Path], list[Path]]:
     """The readable files, and the unreadable ones, which are refused unless `on_error` is skip."""
     usable, unreadable = [], []
@@ -233,21 +225,16 @@ def _work_folder(out: Path, plan: Plan, vocabulary: Vocabulary) -> Path:
 @contextmanager
 def _work_in(work: Path, out: Path) -> Iterator[None]:
     """Lock the work folder. After an error it is kept only if it contains finished units."""
-    try:
+    with writing(out):
         work.mkdir(parents=True, exist_ok=True)
         lock = open(work / LOCK, "w")  # noqa: SIM115 - held until the end
-    except OSError as error:
-        raise UserError("unwritable-file", f"cannot write {out}: {error.strerror or error}") from None
     with lock:
+        if not try_lock(lock):
+            raise UserError("already-running", f"another process is preparing {out}; wait for it")
         try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            raise UserError("already-running", f"another process is preparing {out}; wait for it") from None
-        try:
-            yield
-        except (UserError, OSError) as error:
-            if isinstance(error, OSError):
-                error = UserError("unwritable-file", f"cannot write {out}: {error.strerror or error}")
+            with writing(out):
+                yield
+        except UserError as error:
             if next(work.glob("unit-*"), None) is None:
                 shutil.rmtree(work, ignore_errors=True)
                 raise error from None
@@ -288,12 +275,9 @@ def _take_apart(work: Path, plan: Plan) -> None:
 def _remove_work_of_other_arguments(out: Path) -> None:
     """Remove work folders of the same `out` with other arguments, unless another process uses them."""
     for work in out.resolve().parent.glob(f".{escape(out.name)}.work-*"):
-        try:
-            with open(work / LOCK) as lock:
-                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        with suppress(OSError), open(work / LOCK) as lock:
+            if try_lock(lock):
                 shutil.rmtree(work, ignore_errors=True)
-        except OSError:
-            continue
 
 
 def _total(counters: Iterable[Counter[Any]]) -> Counter[Any]:

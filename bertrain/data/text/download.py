@@ -23,6 +23,7 @@ from typing import IO, Any
 from urllib.parse import urljoin, urlsplit
 
 from bertrain.base.errors import UserError
+from bertrain.base.files import writing
 from bertrain.config.choices import Collection
 from bertrain.data.text.progress import progress
 
@@ -151,11 +152,9 @@ def fetch(file: RemoteFile, out: Path) -> bool:
             raise UserError("wrong-checksum", f"{place} is not {file.url} (length or MD5); remove it to fetch it again")
         return False
     partial = place.with_name(f".{place.name}.partial")
-    try:
+    with writing(place):
         place.parent.mkdir(parents=True, exist_ok=True)
         partial.touch()
-    except OSError as error:
-        raise UserError("unwritable-file", f"cannot write {place}: {error.strerror or error}") from None
     is_resumed = partial.stat().st_size > 0
     with progress(file.place, file.size or 0) as report, open(partial, "r+b") as sink:
         _receive(file.url, sink, file.size, report)
@@ -219,11 +218,9 @@ def _append(url: str, sink: IO[bytes], have: int, size: int | None, report: Call
         sink.seek(start)
         sink.truncate()
         while block := response.read(_BLOCK):
-            try:
+            with writing(getattr(sink, "name", url)):  # a full disk is not a bad connection
                 sink.write(block)
                 sink.flush()
-            except OSError as error:  # a full disk is not a bad connection
-                raise UserError("unwritable-file", f"cannot write {sink.name}: {error.strerror or error}") from None
             report(sink.tell())
         if total is not None and sink.tell() < total:
             raise http.client.IncompleteRead(b"", total - sink.tell())

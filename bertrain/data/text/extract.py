@@ -9,6 +9,7 @@ from __future__ import annotations
 import hashlib
 import heapq
 import json
+import math
 import random
 from collections import Counter, deque
 from collections.abc import Callable, Iterable, Iterator
@@ -24,6 +25,7 @@ from bertrain.base.errors import UserError
 from bertrain.base.files import file_digest, new_folder, refuse_occupied
 from bertrain.base.formatting import counted, few
 from bertrain.base.seeds import derive
+from bertrain.base.units import check_ranges
 from bertrain.config.choices import DocumentEnd, Form, OnError, Splitter
 from bertrain.data.text.documents import EXTRACT_DESCRIPTION, EXTRACT_TRAINING, Document, find_inputs
 from bertrain.data.text.languages import LANGUAGES, check_language
@@ -74,8 +76,12 @@ def extract(
     Example: bertrain.extract("articles.txt", "text")
     """
     settings = {name: value for name, value in locals().items() if name not in ("inputs", "out", "workers")}
-    _check_least(1, part_bytes=part_bytes, workers=workers)
-    _check_least(0, min_characters=min_characters, hold_out=hold_out)
+    check_ranges(
+        ("--part-bytes", part_bytes, 1, math.inf),
+        ("--workers", workers, 1, math.inf),
+        ("--min-characters", min_characters, 0, math.inf),
+        ("--hold-out", hold_out, 0, math.inf),
+    )
     out = Path(out)
     refuse_occupied(out)
     source = _look_at(inputs, form, text_column, encoding, document_end, wrapped, sentences, language)
@@ -197,13 +203,6 @@ def _look_at(
         named=set(map(Path, inputs)) if is_auto else set(files),
         parse=partial(parse_records, text_column=found.text_column, splitter=sentences, language=language),
     )
-
-
-def _check_least(least: int, **given: float) -> None:
-    for name, value in given.items():
-        if value < least:
-            option = f"--{name.replace('_', '-')}"
-            raise UserError("option-out-of-range", f"{option} is {value}; it must be at least {least}")
 
 
 def _all_records(

@@ -7,6 +7,7 @@ from itertools import chain
 from pathlib import Path
 
 from bertrain.base.errors import UserError
+from bertrain.base.files import writing
 from bertrain.data.text.documents import find_inputs, read_documents
 from bertrain.data.text.tokenizer import CACHED_WORDS, build_pipeline
 from bertrain.data.text.vocabulary import CONTINUATION, SPECIAL_WORDS, Vocabulary
@@ -41,10 +42,8 @@ def train_vocabulary(
     if len(numbers) < size and not fewer:
         raise UserError("too-little-text", f"the text yields only {len(numbers)} word pieces; use a smaller --size")
     vocabulary = Vocabulary(tuple(sorted(numbers, key=numbers.__getitem__)), lower_case)
-    try:
+    with writing(out):
         vocabulary.save(out)
-    except OSError as error:
-        raise UserError("unwritable-file", f"cannot write {out}: {error.strerror or error}") from None
     return vocabulary
 
 

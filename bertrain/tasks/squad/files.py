@@ -15,7 +15,7 @@ from typing import Any, Literal, NamedTuple
 from bertrain.base.errors import UserError
 from bertrain.base.files import read_json
 from bertrain.data.text.records import Problem
-from bertrain.tasks.tables import HUB, SKIP_HINT, read_objects
+from bertrain.tasks.tables import HUB, SKIP_HINT, is_valid_text, read_objects
 
 Version = Literal["v1.1", "v2.0"]  # in v2.0, some questions have no answer in their paragraph
 
@@ -123,7 +123,7 @@ def _parse_text(fields: dict[str, Any], name: str) -> str:
         raise ValueError(f"has a {name!r} that is not a text")
     if not any(character.isprintable() and not character.isspace() for character in value):
         raise ValueError(f"has an empty {name!r}")
-    if re.search("[\ud800-\udfff]", value):  # no tokenizer takes one
+    if not is_valid_text(value):
         raise ValueError(f"has invalid Unicode (a lone surrogate) in {name!r}")
     return value
 

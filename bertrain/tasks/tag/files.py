@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import re
 from bisect import bisect_left, bisect_right
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
@@ -20,7 +20,7 @@ from bertrain.base.formatting import counted
 from bertrain.config.settings import TaskSettings
 from bertrain.data.text.records import Problem, listed
 from bertrain.tasks.classify import STEMS
-from bertrain.tasks.tables import BadRows, format_of, read_lines, read_objects
+from bertrain.tasks.tables import BadRows, format_of, is_valid_text, read_lines, read_objects
 from bertrain.tasks.tag.schemes import IS_PREFIXED, OUTSIDE, Entity, Scheme, has_prefixes
 
 WNUT_STEMS = {"train": "wnut17train", "dev": "emerging.dev", "test": "emerging.test"}
@@ -103,8 +103,7 @@ def read_sentences(files: Sequence[Path], settings: TaskSettings, bad_rows: BadR
             else:
                 found.append(one)
     if not (usable := _without_mixed_tags(found, bad_rows)):
-        reason = f": {bad_rows.first}" if bad_rows.first else ""
-        raise UserError("no-usable-row", f"{files[0]} has no usable sentence{reason}")
+        raise bad_rows.nothing_usable(files, "sentence")
     return usable
 
 
@@ -202,19 +201,15 @@ def _parse_record(record: dict[str, Any], of_words: str, of_tags: str, place: st
             raise ValueError(f"has {counted(len(words), 'word')} and {counted(len(tags), 'tag')}")
         if any(isinstance(tag, int) for tag in tags):
             raise ValueError(f"has numbers in {of_tags!r}, without names of classes; save it as Parquet, or use names")
-        _check_items(tags, lambda tag: isinstance(tag, str) and bool(tag.strip()), f"{of_tags!r} has no tag")
+        if wrong := [place for place, tag in enumerate(tags, start=1) if not (isinstance(tag, str) and tag.strip())]:
+            raise ValueError(f"{of_tags!r} has no tag for word {wrong[0]}")
     for text in (*words, *(tags or ())):
         _check_text(text)
     return Sentence.of_words(words, tags, place)
 
 
-def _check_items(items: Sequence[Any], is_valid: Callable[[Any], bool], what: str) -> None:
-    if wrong := [place for place, item in enumerate(items, start=1) if not is_valid(item)]:
-        raise ValueError(f"{what} for word {wrong[0]}")
-
-
 def _check_text(text: str) -> None:
-    if re.search("[\ud800-\udfff]", text):  # no tokenizer takes one
+    if not is_valid_text(text):
         raise ValueError("has invalid Unicode (a lone surrogate)")
 
 

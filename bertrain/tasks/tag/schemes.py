@@ -45,9 +45,15 @@ class Scheme:
         """The classes for all tags of these types: O first, then those of each type in the order of the scheme."""
         if self.name == "words":
             return tuple(sorted({tag for sentence in tags for tag in sentence}))
-        types = sorted({entity.type for sentence in tags for entity in find_entities(sentence, self.is_prefixed)})
-        prefixes = dict.fromkeys(PREFIXES[self.name])
-        return OUTSIDE, *(self._tag(prefix, name) for name in types for prefix in _in_order(prefixes))
+        types = sorted({entity.type for sentence in tags for entity in self.entities(sentence)})
+        prefixes = sorted(set(PREFIXES[self.name]), key="BIELSU".index)
+        return OUTSIDE, *(self._tag(prefix, name) for name in types for prefix in prefixes)
+
+    def entities(self, tags: Tags) -> list[Entity]:
+        """The entities of a sentence; in a scheme without any, each of its words."""
+        if self.name == "words":
+            return [Entity(tag, place, place + 1) for place, tag in enumerate(tags)]
+        return find_entities(tags, self.is_prefixed)
 
     def write(self, entities: Iterable[Entity], num_words: int) -> list[str]:
         """The tags of a sentence with these entities."""
@@ -71,10 +77,6 @@ class Scheme:
 
     def _tag(self, prefix: str, name: str) -> str:
         return f"{prefix}-{name}" if self.is_prefixed else name
-
-
-def _in_order(prefixes: Iterable[str]) -> list[str]:
-    return sorted(prefixes, key="BIELSU".index)
 
 
 def has_prefixes(sentences: Iterable[Tags]) -> bool:

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from bertrain.base.formatting import BASELINE
-from bertrain.tasks.tag.schemes import Scheme, Tags, find_entities
+from bertrain.tasks.tag.schemes import Scheme, Tags
 
 
 @dataclass(frozen=True)
@@ -39,15 +39,10 @@ def count_by_type(true: Sequence[Tags], predicted: Sequence[Tags], scheme: Schem
     """The counts of each type, sorted. In a scheme without entities, each word counts, and its tag is its type."""
     correct, num_predicted, num_true = Counter[str](), Counter[str](), Counter[str]()
     for tags, guesses in zip(true, predicted, strict=True):
-        if scheme.name == "words":
-            num_true.update(tags)
-            num_predicted.update(guesses)
-            correct.update(tag for tag, guess in zip(tags, guesses, strict=True) if tag == guess)
-        else:
-            entities, found = (set(find_entities(one, scheme.is_prefixed)) for one in (tags, guesses))
-            num_true.update(entity.type for entity in entities)
-            num_predicted.update(entity.type for entity in found)
-            correct.update(entity.type for entity in entities & found)
+        entities, found = set(scheme.entities(tags)), set(scheme.entities(guesses))
+        num_true.update(entity.type for entity in entities)
+        num_predicted.update(entity.type for entity in found)
+        correct.update(entity.type for entity in entities & found)
     types = sorted(num_true.keys() | num_predicted.keys())
     return {name: Counts(correct[name], num_predicted[name], num_true[name]) for name in types}
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
@@ -13,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from bertrain.base.errors import UserError
-from bertrain.base.files import write_atomically
+from bertrain.base.files import write_atomically, write_json_lines
 from bertrain.base.formatting import counted
 from bertrain.base.seeds import combine, derive
 from bertrain.config.settings import Settings
@@ -26,7 +25,7 @@ from bertrain.tasks.metrics import softmax
 from bertrain.tasks.tables import BadRows
 from bertrain.tasks.tag.encode import SPECIAL_TOKENS, encode_words
 from bertrain.tasks.tag.files import TAG_FORMATS, TAG_STEMS, Sentence, read_sentences
-from bertrain.tasks.tag.schemes import Entity, Scheme, find_entities, recognize
+from bertrain.tasks.tag.schemes import Scheme, recognize
 from bertrain.tasks.tag.scoring import report_by_type, score_tags
 from bertrain.tasks.task import Head, TaskOutputs
 
@@ -74,7 +73,7 @@ class TagSplit:
         found = []
         for sentence, tags, sure in zip(self.sentences, self.predicted_tags(outputs), scores, strict=True):
             entities = []
-            for entity in _spans(tags, self.scheme):
+            for entity in self.scheme.entities(tags):
                 start, end = sentence.span_of(entity)
                 score = float(np.mean(sure[entity.first : entity.stop]))
                 one = {"start": start, "end": end, "label": entity.type, "score": round(score, 6)}
@@ -84,22 +83,14 @@ class TagSplit:
 
     def write_predictions(self, outputs: TaskOutputs, folder: Path) -> list[Path]:
         """Write NAME.conll (word, true tag if it is known, predicted tag) and NAME.jsonl (text, entities)."""
-        blocks = []
+        blocks, place = [], folder / f"{self.name}.conll"
         for sentence, tags in zip(self.sentences, self.predicted_tags(outputs), strict=True):
             known = [] if sentence.tags is None else [sentence.tags]
             rows = zip(sentence.words, *known, self.scheme.convert(tags, self.scheme), strict=True)
             blocks.append("".join("\t".join(" ".join(field.split()) for field in row) + "\n" for row in rows))
-        lines = (json.dumps(answer, ensure_ascii=False) + "\n" for answer in self.answers(outputs))
-        contents = {folder / f"{self.name}.conll": "\n".join(blocks), folder / f"{self.name}.jsonl": "".join(lines)}
-        for path, content in contents.items():
-            write_atomically(path, content)
-        return list(contents)
-
-
-def _spans(tags: Sequence[str], scheme: Scheme) -> list[Entity]:
-    if scheme.name == "words":
-        return [Entity(tag, place, place + 1) for place, tag in enumerate(tags)]
-    return find_entities(tags, scheme.is_prefixed)
+        write_atomically(place, "\n".join(blocks))
+        write_json_lines(place.with_suffix(".jsonl"), self.answers(outputs))
+        return [place, place.with_suffix(".jsonl")]
 
 
 class TagTask:
