@@ -10,7 +10,7 @@ from typing import Annotated
 from typer import Argument, Option
 
 from bertrain.base.errors import UserError
-from bertrain.base.formatting import COLUMNS
+from bertrain.base.formatting import COLUMNS, wrap
 from bertrain.base.machine import is_first_rank
 from bertrain.cli import options
 from bertrain.config import resolve as config
@@ -226,4 +226,4 @@ def _finish(run: Path) -> None:
         on = f" --data {quote(settings.evaluate.data)}" if settings.evaluate.data else ""
         verb, rest = ("evaluate", on) if settings.evaluates else ("fill-mask", f" {words}")
         done, following = f"done: {run}", f"next: bertrain {verb} {quote(str(run))}{rest}"
-        print(done, following, sep="; " if len(done) + len(following) + 2 <= COLUMNS else "\n")
+        print(wrap(done), following, sep="; " if len(done) + len(following) + 2 <= COLUMNS else "\n")
