@@ -190,7 +190,8 @@ def unwrapped(text: str) -> str:
     before = ""  # the line as it was printed
     for line in text.split("\n"):
         first = re.match(r" +((?:`[^`]*`|\S)+)", line)
-        if first and said and len(before) + 1 + len(first[1]) > COLUMNS:
+        is_ours = len(before) <= COLUMNS or len(re.findall(r"(?:`[^`]*`|\S)+", before)) == 1
+        if first and is_ours and len(before) + 1 + len(first[1]) > COLUMNS:
             said[-1] += f" {line.lstrip()}"
         else:
             said.append(line)
