@@ -189,7 +189,7 @@ def unwrapped(text: str) -> str:
     said: list[str] = []
     before = ""  # the line as it was printed
     for line in text.split("\n"):
-        first = re.match(r" +((?:`[^`]*`|\S)+)", line)
+        first = re.match(r"(?: {2}| {10})((?:`[^`]*`|\S)+)", line)
         is_ours = len(before) <= COLUMNS or len(re.findall(r"(?:`[^`]*`|\S)+", before)) == 1
         if first and is_ours and len(before) + 1 + len(first[1]) > COLUMNS:
             said[-1] += f" {line.lstrip()}"
