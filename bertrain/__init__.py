@@ -24,7 +24,7 @@ _MODULES = {
     "evaluate": "training.evaluate",
     "export": "weights.export",
     "extract": "data.text.extract",
-    "fill_mask": "tasks.fill_mask",
+    "fill_mask": "training.fill_mask",
     "finetune": "training.finetune",
     "predict": "training.predict",
     "prepare": "data.prepare.prepare",
@@ -51,9 +51,9 @@ if TYPE_CHECKING:
     from bertrain.pipeline.sweep import sweep as sweep
     from bertrain.pipeline.train import train as train
     from bertrain.reports.report import report as report
-    from bertrain.tasks.fill_mask import fill_mask as fill_mask
     from bertrain.training.embed import embed as embed
     from bertrain.training.evaluate import evaluate as evaluate
+    from bertrain.training.fill_mask import fill_mask as fill_mask
     from bertrain.training.finetune import finetune as finetune
     from bertrain.training.predict import predict as predict
     from bertrain.training.start import pretrain as pretrain

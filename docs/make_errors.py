@@ -25,6 +25,8 @@ TOPICS = {
     "data.text": "Text",
     "data": "Prepared data",
     "pipeline": "Training",
+    "training.fill_mask": "Fine-tuning and tasks",
+    "training.finetuned": "Fine-tuning and tasks",
     "training.predict": "Fine-tuning and tasks",
     "training.task": "Fine-tuning and tasks",
     "training": "Training",

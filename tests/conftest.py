@@ -6,6 +6,7 @@ import os
 from typing import TYPE_CHECKING
 
 import pytest
+from _pytest.capture import CaptureResult
 from hypothesis import settings
 
 if TYPE_CHECKING:
@@ -16,6 +17,30 @@ os.environ.setdefault("OMP_WAIT_POLICY", "passive")  # as the command line sets 
 # A deadline per example is an assertion about the clock of a shared machine.
 settings.register_profile("bertrain", deadline=None, max_examples=60)
 settings.load_profile("bertrain")
+
+
+def unwrap(capture: pytest.CaptureFixture[str]) -> pytest.CaptureFixture[str]:
+    """A capture that reads what was said without the line breaks that only keep it within 100 columns."""
+    from tests.helpers import unwrapped
+
+    read = capture.readouterr
+
+    def readouterr() -> CaptureResult[str]:
+        out, err = read()
+        return CaptureResult(unwrapped(out), unwrapped(err))
+
+    capture.readouterr = readouterr  # type: ignore[method-assign]
+    return capture
+
+
+@pytest.fixture
+def capsys(capsys: pytest.CaptureFixture[str]) -> pytest.CaptureFixture[str]:
+    return unwrap(capsys)
+
+
+@pytest.fixture
+def capfd(capfd: pytest.CaptureFixture[str]) -> pytest.CaptureFixture[str]:
+    return unwrap(capfd)
 
 
 @pytest.fixture(scope="module")

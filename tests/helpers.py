@@ -6,6 +6,7 @@ import json
 import os
 import platform
 import random
+import re
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -19,6 +20,7 @@ import torch
 
 from bertrain.base import isa
 from bertrain.base.errors import UserError
+from bertrain.base.formatting import COLUMNS
 from bertrain.base.machine import cpu_flags
 from bertrain.config.resolve import resolve
 from bertrain.config.settings import ModelSettings, Settings
@@ -173,12 +175,28 @@ def environment() -> dict[str, str]:
 
 
 def bertrain(*arguments: object, check: bool = True, timeout: float = 300) -> subprocess.CompletedProcess[str]:
-    """Run the command line in a process of its own."""
+    """Run the command line in a process of its own; what it printed is unwrapped."""
     done = subprocess.run(
         command(*arguments), capture_output=True, text=True, env=environment(), timeout=timeout, check=False
     )
+    done.stdout, done.stderr = unwrapped(done.stdout), unwrapped(done.stderr)
     assert not check or done.returncode == 0, f"exit code {done.returncode}\n{done.stdout}\n{done.stderr}"
     return done
+
+
+def unwrapped(text: str) -> str:
+    """What was said, with the lines joined again that `wrap` made: those whose first word did not fit before them."""
+    said: list[str] = []
+    before = ""  # the line as it was printed
+    for line in text.split("\n"):
+        first = re.match(r"(?: {2}| {10})((?:`[^`]*`|\S)+)", line)
+        is_ours = len(before) <= COLUMNS or len(re.findall(r"(?:`[^`]*`|\S)+", before)) == 1
+        if first and is_ours and len(before) + 1 + len(first[1]) > COLUMNS:
+            said[-1] += f" {line.lstrip()}"
+        else:
+            said.append(line)
+        before = line
+    return "\n".join(said)
 
 
 def losses(run: Path) -> list[float]:

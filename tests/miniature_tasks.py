@@ -171,7 +171,7 @@ def command_line(*words: object, check: bool = True) -> Ended:
             main.main()
         except SystemExit as ending:
             code = ending.code
-    ended = Ended(int(code or 0), out.getvalue(), err.getvalue())
+    ended = Ended(int(code or 0), helpers.unwrapped(out.getvalue()), helpers.unwrapped(err.getvalue()))
     assert not check or ended.code == 0, ended
     return ended
 

@@ -1,7 +1,7 @@
 """Console output of a run: a progress bar on a terminal, plain lines elsewhere, or nothing.
 
-Lines hold the same information as the bar. Warnings are always printed. Everything is also written into the rank's log
-(logs.py), whatever the console shows.
+Lines hold the same information as the bar; long ones are wrapped, also in a pipe. Warnings are always printed.
+Everything is also written into the rank's log (logs.py), whatever the console shows.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 import sys
 from typing import Any
 
-from bertrain.base.formatting import BASELINE, THRESHOLD, show_brief
+from bertrain.base.formatting import BASELINE, THRESHOLD, show_brief, wrap
 from bertrain.base.logs import note
 
 PHASES = ("data", "forward_backward", "reduction", "optimizer")
@@ -17,12 +17,16 @@ PHASES = ("data", "forward_backward", "reduction", "optimizer")
 
 def warn(message: str) -> None:
     """Print a warning to stderr, and log it."""
-    print(f"warning: {message}", file=sys.stderr, flush=True)
+    print(wrap(f"warning: {message}"), file=sys.stderr, flush=True)
     note("warning", "warning", message)
 
 
 def remark(message: str) -> None:
-    print(message, file=sys.stderr, flush=True)
+    print(wrap(message), file=sys.stderr, flush=True)
+
+
+def tell(message: str) -> None:
+    print(wrap(message), flush=True)
 
 
 class Console:
@@ -44,9 +48,9 @@ class Console:
         if self.level == "quiet":
             return
         if self._bar is not None:
-            self._bar.console.print(message, markup=False, highlight=False, soft_wrap=True)
+            self._bar.console.print(wrap(message), markup=False, highlight=False, soft_wrap=True)
         else:
-            print(message, flush=True)
+            tell(message)
 
     def detail(self, message: str) -> None:
         if self.level == "verbose":

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable
 
+COLUMNS = 100  # of everything that a command prints, but paths and commands
 TITLES = {
     "mlm_loss": "masked-word loss",
     "mlm_accuracy": "masked-word accuracy",
@@ -92,3 +94,23 @@ def duration(seconds: float) -> str:
         if whole >= large:
             return f"{whole // large} {unit} {whole % large // small} {part}"
     return f"{whole} s" if whole >= 10 else f"{f'{seconds:.1f}'.removesuffix('.0')} s"
+
+
+def wrap(text: str, indent: int = 2) -> str:
+    """Text whose lines end before COLUMNS; what is moved to a further line is indented.
+
+    A path, and a command in backticks, are not broken: one that is too long has a line of its own.
+    """
+    return "\n".join(_wrap_line(line, indent) for line in text.split("\n"))
+
+
+def _wrap_line(line: str, indent: int) -> str:
+    if len(line) <= COLUMNS:
+        return line
+    margin = " " * (len(line) - len(line.lstrip()))
+    lines = [margin]
+    for word in re.findall(r"(?:`[^`]*`|\S)+ *", line.lstrip()):
+        if len(lines[-1]) + len(word.rstrip()) > COLUMNS and lines[-1].strip():
+            lines.append(margin + " " * indent)
+        lines[-1] += word
+    return "\n".join(one.rstrip() for one in lines)

@@ -40,6 +40,9 @@ TEXT_COLUMN = "field or column that holds the text; auto: text, or the only one 
 ENCODING = "such as latin-1; auto: UTF-8, UTF-16 with a byte order mark, or Windows-1252 where a file reads well in it"
 AsJson = Annotated[bool, Option("--json", help="print JSON")]
 RunFolder = Annotated[Path, Argument(metavar="RUN", help="a run folder")]
+RunOrFineTuned = Annotated[
+    Path, Argument(metavar="RUN", help="a run folder, or fine-tuned weights in Transformers' format")
+]
 RUN_OPTIONS = ("--run", "--run-folder")  # torchrun takes --run for its own, unless it is called with `-m --`
 NewFolder = Annotated[Path, Option("--out", help="the folder to create")]
 RecipeName = Annotated[

@@ -20,12 +20,12 @@ def serve(
     host: Host = "127.0.0.1",
     port: Annotated[int, Option(min=0, max=65535, help="0: any that is free")] = 8000,
     checkpoint: options.Checkpoint = "newest",
-    device: Annotated[options.Device, Option(help="auto: a GPU if there is one; masks are filled on the CPU")] = "auto",
+    device: Annotated[options.Device, Option(help="auto: a GPU if there is one")] = "auto",
 ) -> None:
     """Serve models over HTTP: for each a web page to try it, and the same as a JSON API, described at /docs.
 
-    A pre-trained model fills masks; a fine-tuned run does what its task is; other encoders compare texts. It listens on
-    this machine alone, without passwords. SIGTERM and Ctrl-C finish the requests in flight.
+    A pre-trained model fills masks; a fine-tuned one does what its head is for; other encoders compare texts. It
+    listens on this machine alone, without passwords. SIGTERM and Ctrl-C finish the requests in flight.
 
     Example: bertrain serve runs/letters runs/tiny --port 8000
     """

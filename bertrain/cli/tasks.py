@@ -115,7 +115,7 @@ def parse_seeds(text: str) -> list[int]:
 @app.command("predict", context_settings=options.OVERRIDES)
 @options.takes_settings(options.TASK_OPTIONS)
 def predict(
-    run: options.RunFolder,
+    run: options.RunOrFineTuned,
     overrides: options.Overrides,
     texts: Annotated[list[str] | None, Argument(metavar="TEXT", help="texts to predict; two for each pair")] = None,
     data: Annotated[Path | None, Option(help="the folder or file with the examples to predict")] = None,
@@ -125,7 +125,7 @@ def predict(
     batch_size: options.BatchSize = 0,
     as_json: options.AsJson = False,
 ) -> None:
-    """Predict texts with a fine-tuned run; or write its predictions for --data, in its task's official format.
+    """Predict texts with a fine-tuned model; or write its predictions for --data, in its task's official format.
 
     Settings that do not shape the training, and the names of columns, can be given as --section.field VALUE.
 

@@ -10,6 +10,7 @@ from typing import Annotated
 from typer import Argument, Option
 
 from bertrain.base.errors import UserError
+from bertrain.base.formatting import COLUMNS, wrap
 from bertrain.base.machine import is_first_rank
 from bertrain.cli import options
 from bertrain.config import resolve as config
@@ -133,7 +134,7 @@ def resume(
 @app.command("evaluate", context_settings=options.OVERRIDES)
 @options.takes_settings(options.TASK_OPTIONS)
 def evaluate(
-    run: options.RunFolder,
+    run: options.RunOrFineTuned,
     overrides: options.Overrides,
     data: Annotated[
         Path | None,
@@ -154,9 +155,9 @@ def evaluate(
     Example: bertrain evaluate runs/tiny --data held-out/
     """
     from bertrain.base.console import evaluation_text
-    from bertrain.run.folder import Run
+    from bertrain.training.finetuned import settings_of
 
-    settings = Run.open(run).settings
+    settings = settings_of(run)
     if options.starts_ranks(nproc):
         options.start_ranks(nproc, settings=settings, data=[data] if data else [])
     if settings.task.name:
@@ -183,7 +184,8 @@ def evaluate(
     if not is_first_rank() or options.printed_json(result, as_json):
         return
     report = result.pop("report", "")
-    print(f"{run} at step {result['step']:.0f}, {result['examples']:,.0f} examples: {evaluation_text(result)}")
+    step = f" at step {result['step']:.0f}" if "step" in result else ""
+    print(f"{run}{step}, {result['examples']:,.0f} examples: {evaluation_text(result)}")
     if "latency_ms_p50" in result:
         print(options.latency_text(result))
     if report:
@@ -195,15 +197,16 @@ def fill_mask(
     source: options.AnyWeights,
     sentences: Annotated[list[str], Argument(metavar="SENTENCE...", help="text with one [MASK] or more")],
     top: Annotated[int, Option(min=1, help="guesses for each mask")] = 5,
+    device: Annotated[options.Device, Option(help="auto: a GPU if there is one")] = "auto",
     as_json: options.AsJson = False,
 ) -> None:
     """Predict the masked words of a sentence.
 
     Example: bertrain fill-mask runs/tiny "the capital of france is [MASK] ."
     """
-    from bertrain.tasks.fill_mask import fill_mask as fill
+    from bertrain.training.fill_mask import fill_mask as fill
 
-    filled = fill(source, sentences, top=top)
+    filled = fill(source, sentences, top=top, device=device)
     if options.printed_json(filled, as_json):
         return
     for sentence, masks in zip(sentences, filled, strict=True):
@@ -222,4 +225,5 @@ def _finish(run: Path) -> None:
         settings, words = Run.open(run).settings, '"a sentence with a [MASK] ."'
         on = f" --data {quote(settings.evaluate.data)}" if settings.evaluate.data else ""
         verb, rest = ("evaluate", on) if settings.evaluates else ("fill-mask", f" {words}")
-        print(f"done: {run}; next: bertrain {verb} {quote(str(run))}{rest}")
+        done, following = f"done: {run}", f"next: bertrain {verb} {quote(str(run))}{rest}"
+        print(wrap(done), following, sep="; " if len(done) + len(following) + 2 <= COLUMNS else "\n")

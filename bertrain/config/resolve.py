@@ -56,7 +56,7 @@ Overrides = Mapping[str, object] | Iterable[tuple[str, object]]
 
 def as_pairs(overrides: Overrides | None) -> list[tuple[str, str]]:
     items = overrides.items() if isinstance(overrides, Mapping) else overrides or ()
-    return [(key, str(value)) for key, value in items]
+    return [(key, str(_join_list(value, key))) for key, value in items]
 
 
 def resolve(recipe: str, overrides: Overrides | None = None, settings_file: str | Path | None = None) -> Settings:
@@ -105,7 +105,7 @@ def named_in(settings_file: str | Path | None) -> dict[str, str]:
         return {}
     sections = read_toml(read_text(Path(settings_file), "settings"), str(settings_file))
     return {
-        f"{section}.{name}": str(value)
+        f"{section}.{name}": str(_join_list(value, f"{section}.{name}"))
         for section, fields in sections.items()
         if isinstance(fields, dict)
         for name, value in fields.items()
@@ -335,7 +335,16 @@ def _parse_text(text: str, hint: Any, key: str) -> Any:
         raise UserError("invalid-value", f"{key} is {KINDS[hint]}, not {text!r}") from None
 
 
+def _join_list(value: Any, key: str) -> Any:
+    """The words of a list as the text of a setting that takes several; any other value unchanged."""
+    is_list = key in TYPES and _metadata(*key.split("."))["is_list"]
+    if not is_list or not isinstance(value, list | tuple) or not all(isinstance(word, str) for word in value):
+        return value
+    return ",".join(value)
+
+
 def _check_value(value: Any, hint: Any, key: str, limits: dict[str, Any]) -> Any:
+    value = _join_list(value, key)
     if get_origin(hint) is Literal:
         if value not in get_args(hint) or isinstance(value, bool):
             choices = ", ".join(map(str, get_args(hint)))

@@ -32,20 +32,24 @@ def setting(
     shapes_training: bool = True,
     experimental: bool = False,
     family: str = "",
+    is_list: bool = False,
 ) -> Any:
     """A dataclass field with a help text and an inclusive range; `or_zero` also allows 0 below it.
 
-    A setting of one model `family` keeps its default in the others.
+    A setting of one model `family` keeps its default in the others. Text that `is_list` has words between commas; a
+    recipe may write it as a list.
     A setting that shapes the training is fixed once a run has begun. An experimental one is for benchmarks and
     comparisons: it works, but `bertrain settings` shows it only with --all.
     """
-    flags = {"shapes_training": shapes_training, "experimental": experimental, "or_zero": or_zero, "family": family}
-    return field(default=default, metadata={"help": help, "minimum": min, "maximum": max} | flags)
+    flags = {"shapes_training": shapes_training, "experimental": experimental, "or_zero": or_zero, "is_list": is_list}
+    return field(default=default, metadata={"help": help, "minimum": min, "maximum": max, "family": family} | flags)
 
 
-def changeable(default: Any, help: str, *, min: float | None = None, max: float | None = None) -> Any:
+def changeable(
+    default: Any, help: str, *, min: float | None = None, max: float | None = None, is_list: bool = False
+) -> Any:
     """A setting that does not shape the training: a resumed run may change it."""
-    return setting(default, help, min=min, max=max, shapes_training=False)
+    return setting(default, help, min=min, max=max, shapes_training=False, is_list=is_list)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -203,6 +207,7 @@ class TaskSettings:
         "label",
         "classify, tag: column of the label (tag: of the tags or spans); for several labels also 0/1 columns, such as "
         "a,b,c",
+        is_list=True,
     )
     target: Literal["class", "classes", "number"] = setting(
         "class", "classify: each text has one label (class), any number of labels (classes) or a number (regression)"
@@ -211,6 +216,7 @@ class TaskSettings:
         "",
         "classify: factors of the loss. balanced: rare labels count more, in inverse proportion to their rows; or by "
         "label, such as spam=2,other=0.5; empty: all 1",
+        is_list=True,
     )
     loss: Literal["auto", "cosine", "ranking"] = setting(
         "auto",
@@ -227,7 +233,9 @@ class TaskSettings:
     hold_out: float = changeable(
         0.0, "classify, tag, similarity: share of rows to evaluate on if there is no dev part", min=0, max=0.9
     )
-    languages: str = changeable("all", "xnli: languages to score, such as de,fr; all: every language of the file")
+    languages: str = changeable(
+        "all", "xnli: languages to score, such as de,fr; all: every language of the file", is_list=True
+    )
     doc_stride: int = setting(128, "squad, tag: tokens from the start of one window of a long text to the next", min=1)
     max_query_length: int = setting(64, "squad: longest question in tokens; the rest is cut off", min=1)
     max_answer_length: int = changeable(30, "squad: longest answer to predict, in tokens", min=1)
@@ -491,6 +499,7 @@ class LogSettings:
         "auto",
         "copies of settings and metrics, such as tensorboard,mlflow,wandb; auto: TensorBoard events in the run folder, "
         "if TensorBoard is installed; none: no copy",
+        is_list=True,
     )
     telemetry: bool = changeable(False, "sample clocks, power, temperature, memory and energy into telemetry.csv")
     telemetry_ms: int = changeable(100, "milliseconds between two samples of telemetry", min=10, max=60_000)

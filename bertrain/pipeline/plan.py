@@ -9,11 +9,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from textwrap import wrap
 from typing import Literal, get_args
 
 from bertrain.base.errors import UserError
-from bertrain.base.formatting import duration
+from bertrain.base.formatting import duration, wrap
 from bertrain.base.units import parse_duration
 from bertrain.config.choices import Family
 from bertrain.config.model_size import count_parameters, training_flops
@@ -40,7 +39,7 @@ NEIGHBOURS = ("tiny", "mini")  # sizes whose short runs would otherwise end befo
 EPOCHS_WITHOUT_DROPOUT = 20
 EVALUATIONS = 10
 SAVES = 8  # in a budget: what a kill may cost
-COLUMNS = 100
+LONG_VALUE = 40  # characters of a choice
 FEW_TOKENS = 1.0  # for each parameter: with fewer, little but the frequencies of words is learned
 LENGTHS = ("train.max_steps", "train.epochs")  # settings that replace the budget
 SETTING_OF = {
@@ -102,12 +101,17 @@ class Plan:
         return resolve(self.recipe, self.overrides | {"evaluate.data": str(held_out)})
 
     def lines(self) -> list[str]:
-        """The choices as a table, each with its reason."""
-        names, values = (max(len(getattr(one, field)) for one in self.choices) for field in ("what", "value"))
+        """The choices as a table, each with its reason; below a long value, such as a path, it has lines of its own."""
+        names = max(len(one.what) for one in self.choices)
+        values = max((len(one.value) for one in self.choices if len(one.value) <= LONG_VALUE), default=0)
+        column = names + values + 6
         lines: list[str] = []
         for one in self.choices:
-            start = f"  {one.what:<{names}}  {one.value:<{values}}  "
-            lines += wrap(one.reason, COLUMNS, initial_indent=start, subsequent_indent=" " * len(start))
+            start, reason = f"  {one.what:<{names}}  {one.value:<{values}}  ", one.reason
+            if len(start) > column:
+                lines += wrap(start.rstrip(), indent=names + 2).split("\n")
+                start = " " * column
+            lines += wrap(start + reason, indent=column - len(start) + len(start.lstrip())).split("\n")
         return lines
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -11,7 +10,7 @@ from bertrain.base.errors import UserError
 from bertrain.base.files import is_writable
 from bertrain.base.units import parse_duration
 from bertrain.config.choices import DocumentEnd, OnError
-from bertrain.config.resolve import resolve
+from bertrain.config.resolve import as_pairs, resolve
 from bertrain.data.text.languages import check_language
 from bertrain.pipeline.plan import HELD_OUT, Size
 from bertrain.weights.hub import PREFIX, absolute
@@ -64,9 +63,7 @@ def make_request(given: dict[str, Any]) -> Request:
     paths = [inputs] if isinstance(inputs, str | Path) else list(inputs)
     values["inputs"] = tuple(str(Path(path).resolve()) for path in paths)
     values["init"] = absolute(values["init"])
-    overrides = values["overrides"]
-    pairs = overrides.items() if isinstance(overrides, Mapping) else overrides
-    values["overrides"] = tuple((key, str(value)) for key, value in pairs)
+    values["overrides"] = tuple(as_pairs(values["overrides"]))
     request = Request(**values)
     if not 0 < request.evaluation_share < 1:
         share = f"--eval is {request.evaluation_share:g}"

@@ -28,9 +28,10 @@ from pathlib import Path
 from shlex import quote
 from typing import Any
 
+from bertrain.base.console import tell
 from bertrain.base.errors import UserError
 from bertrain.base.files import write_atomically
-from bertrain.base.formatting import BASELINE, compact, duration, show_brief, title_of
+from bertrain.base.formatting import BASELINE, compact, duration, show_brief, title_of, wrap
 from bertrain.base.machine import is_first_rank, under_launcher
 from bertrain.base.schema import Count, JsonError, check_value, load_json
 from bertrain.config.choices import DocumentEnd, Family, OnError
@@ -167,7 +168,7 @@ def _write_plan(request: Request, plan: Plan | None, out: Path) -> None:
 def _plan(request: Request, out: Path, nproc: int) -> Plan:
     """The plan in OUT, or a new one after the text is extracted and counted."""
     if kept := _kept_plan(request, out):
-        print(f"{out}: continuing, with the choices in {out / TRAIN_PLAN}")
+        tell(f"{out}: continuing, with the choices in {out / TRAIN_PLAN}")
         return kept
     _write_plan(request, None, out)  # so that no other request takes the text of this one, should it be killed
     try:
@@ -240,7 +241,7 @@ def _extract(request: Request, out: Path) -> dict[str, int]:
     counts, skipped = description["counts"], description["skipped"]
     left_out = ", ".join(f"{count:,} {reason}" for reason, count in skipped.items())
     found = f"{counts['documents']:,} documents, {compact(counts['characters'])} characters"
-    print(f"text: {found}{f'; left out: {left_out}' if left_out else ''}")
+    tell(f"text: {found}{f'; left out: {left_out}' if left_out else ''}")
     return counts
 
 
@@ -261,7 +262,7 @@ def _prepare(plan: Plan, request: Request, out: Path) -> None:
         lower_case = words.lower_case
     elif not vocabulary.is_file():
         parts = sorted((out / "text" / EXTRACT_TRAINING).iterdir())
-        print(f"vocabulary: training {plan.vocabulary_size:,} word pieces")
+        tell(f"vocabulary: training {plan.vocabulary_size:,} word pieces")
         strided = parts[:: -(-len(parts) // VOCABULARY_FILES)]
         train_vocabulary(strided, vocabulary, size=plan.vocabulary_size, lower_case=lower_case, fewer=True)
     for source, folder in ((out / "text" / EXTRACT_TRAINING, "data"), (out / "text" / "eval.txt", HELD_OUT)):
@@ -276,7 +277,7 @@ def _prepare(plan: Plan, request: Request, out: Path) -> None:
                 workers=_workers(),
                 progress=unit_progress(),
             )
-            print(f"{folder}: {made['rows']:,} examples, {compact(made['tokens'])} tokens")
+            tell(f"{folder}: {made['rows']:,} examples, {compact(made['tokens'])} tokens")
 
 
 def _workers() -> int:
@@ -301,7 +302,7 @@ def _pretrain(plan: Plan, request: Request, out: Path, nproc: int) -> None:
 
 def _finetune(request: Request, out: Path, nproc: int) -> None:
     kind, _, file = request.task.partition("=")
-    print(f"task: fine-tuning for {kind} on {file}, beyond the --budget of the pre-training", flush=True)
+    tell(f"task: fine-tuning for {kind} on {file}, beyond the --budget of the pre-training")
     settings = {"checkpoint.every_minutes": "1"} | request.settings(of_task=True)
     num_ranks = _num_ranks(Run.open(out / "run").settings, nproc)
     if num_ranks > 1:
@@ -412,10 +413,9 @@ def summary(made: Trained) -> list[str]:
         if len(found) == 2 and found[main] <= found[BASELINE + main]:
             cure = "try `bertrain finetune` with --epochs 10"
             lines.append(f"warning:  the task's model is no better than one answer for every text; {cure}")
-    lines += [
-        f"files:    {made.model} (Transformers), {made.report}, {made.folder / 'recipe.toml'}",
-        f"use:      from transformers import pipeline; pipeline('fill-mask', '{made.model}')('a [MASK] .')",
-    ]
+    lines.append(f"files:    {made.model} (Transformers), {made.report}, {made.folder / 'recipe.toml'}")
+    lines = [wrap(line, indent=10) for line in lines]
+    lines.append(f"use:      from transformers import pipeline; pipeline('fill-mask', '{made.model}')('a [MASK] .')")
     if made.task_metrics:
         return [*lines, f'next:     bertrain predict {quote(str(made.folder / "task"))} "a text"']
     finetune = f"bertrain finetune classify --init {quote(str(made.run))} --data labels.csv --run runs/labels"

@@ -23,6 +23,7 @@ LOOK_SHARE = 0.02  # of the budget between two looks at the clock
 TOLERANCE = 0.01  # a fit that moves the end of the run by less is not made
 EVALUATION_SHARE = 0.05  # of the budget, for all evaluations
 FEWEST_EXAMPLES = 100  # of an evaluation that is made smaller
+LARGEST_SHARE, LEAST_EXAMPLES = 0.2, 10  # of the budget, for one on that many: where they take longer, it has fewer
 SLACK = 1.2  # plans of evaluations are exceeded by this factor before they are changed
 FORWARD_SHARE = 0.4  # of the time to train on an example, to evaluate on one; until the first evaluation is timed
 
@@ -69,8 +70,10 @@ def make_plan(
     interval, num_examples = before.evaluation_interval, before.num_examples
     share = EVALUATION_SHARE * budget
     most_each = share / 3 if interval else share
-    if can_shrink and each > SLACK * most_each and num_examples > FEWEST_EXAMPLES:
-        num_examples = max(FEWEST_EXAMPLES, _rounded(num_examples * most_each / each))
+    affordable = int(LARGEST_SHARE * budget * num_examples / each) if each else FEWEST_EXAMPLES
+    fewest = max(LEAST_EXAMPLES, min(FEWEST_EXAMPLES, affordable))
+    if can_shrink and each > SLACK * most_each and num_examples > fewest:
+        num_examples = max(fewest, _rounded(num_examples * most_each / each))
         each *= num_examples / before.num_examples
     samples_per_step = progress.samples / progress.step
     samples_left = max(0.0, left) / seconds_per_step * samples_per_step

@@ -26,11 +26,11 @@ from bertrain.ranks.parallel import Ranks
 from bertrain.serving import operations
 from bertrain.serving.operations import Operation
 from bertrain.serving.requests import Ask
-from bertrain.tasks.fill_mask import MaskFiller
 from bertrain.tasks.squad.task import SquadTask
 from bertrain.tasks.table_task import TableTask
 from bertrain.training.embed import Encoder
 from bertrain.training.engine import Predictor
+from bertrain.training.fill_mask import MaskFiller, open_filler
 from bertrain.training.precision import set_precision
 from bertrain.training.predict import TaskModel, open_model
 from bertrain.weights.hub import locate
@@ -51,11 +51,14 @@ class FillMask:
 
     filler: MaskFiller
     form = "fill-mask"
-    train = TrainSettings(precision="fp32")
     operations = (operations.FILL_MASK,)
 
+    @property
+    def train(self) -> TrainSettings:
+        return self.filler.settings.train
+
     def about(self) -> dict[str, Any]:
-        return {"reads": f"at most {self.filler.model.settings.max_positions} tokens"}
+        return {"reads": f"at most {self.filler.settings.data.max_seq_length} tokens"}
 
     def answer(self, asks: Sequence[Ask]) -> list[list[Any]]:
         for ask in asks:
@@ -71,14 +74,14 @@ class FillMask:
 
 @dataclass(frozen=True)
 class Task:
-    """A fine-tuned run."""
+    """A fine-tuned run, or exported weights."""
 
     model: TaskModel
     tokenizer: AnyTokenizer
 
     @property
     def train(self) -> TrainSettings:
-        return self.model.run.settings.train
+        return self.model.settings.train
 
     @property
     def form(self) -> str:
@@ -95,11 +98,11 @@ class Task:
         if self.form == "multilabel" and isinstance(task, TableTask):
             values = np.full(len(task.labels), 0.5) if task.thresholds is None else task.thresholds
             found["thresholds"] = dict(zip(task.labels, values.tolist(), strict=True))
-        most = self.model.run.settings.data.max_seq_length
+        most = self.model.settings.data.max_seq_length
         return found | {"reads": f"{'at most' if isinstance(task, TableTask) else 'windows of'} {most} tokens"}
 
     def answer(self, asks: Sequence[Ask]) -> list[list[Any]]:
-        settings, is_table = self.model.run.settings, isinstance(self.model.task, TableTask)
+        settings, is_table = self.model.settings, isinstance(self.model.task, TableTask)
         for ask in asks:
             if is_table and not ask.options["truncate"]:
                 _refuse_long(self.tokenizer, ask.texts, settings.data.max_seq_length)
@@ -195,7 +198,7 @@ def open_models(
 ) -> Iterator[list[NamedModel]]:
     """The models, each named after its folder; a name that is taken or `reserved` gets a number."""
     with ExitStack() as stack:
-        models, default_threads = list[NamedModel](), torch.get_num_threads()
+        models = list[NamedModel]()
         for source in sources:
             stem = re.sub(r"[^\w.-]+", "-", Path(source).resolve().name.rpartition(":")[2], flags=re.ASCII).strip("-.")
             taken, number, name = {*reserved, *(one.name for one in models)}, 1, stem or "model"
@@ -203,9 +206,9 @@ def open_models(
                 number += 1
                 name = f"{stem or 'model'}-{number}"
             model = _open(source, which, device, stack)
-            # The others have joined their ranks, which sets train.threads.
-            threads = default_threads if isinstance(model, FillMask) else torch.get_num_threads()
-            models.append(NamedModel(name, str(source), model, {"form": model.form} | model.about(), threads))
+            about = {"form": model.form} | model.about()
+            # It has joined its ranks, which sets train.threads.
+            models.append(NamedModel(name, str(source), model, about, torch.get_num_threads()))
         yield models
 
 
@@ -214,16 +217,14 @@ def _open(source: str | Path, which: str, device: Device, stack: ExitStack) -> S
     head = opened.settings.head if opened.settings is not None else "pretrain"
     path = locate(source)
     if head not in ("pretrain", "embed"):
-        if opened.kind != "run":
-            why = f"{source} is fine-tuned ({head}), but not a run, which has its task's settings"
-            raise UserError("not-a-run", f"{why}; serve the run folder")
         changes = [("train.hang_timeout", FOREVER), ("task.on_error", "stop")]  # to skip a text would shift answers
         model = stack.enter_context(open_model(source, None, which, device, 0, changes, has_files=False))
-        return Task(model, tokenizer_of(model.run.vocabulary()))
+        return Task(model, tokenizer_of(model.finetuned.vocabulary))
     is_sentence_encoder = opened.kind != "run" and read_pipeline(path if path.is_dir() else path.parent) is not None
     if head == "pretrain" and not is_sentence_encoder:
         try:
-            return FillMask(MaskFiller.open(source, which))
+            opening = open_filler(source, which, device=device, hang_timeout=FOREVER)
+            return FillMask(stack.enter_context(opening))
         except UserError as error:
             if error.code != "missing-tensors":  # an encoder without an MLM head still embeds
                 raise

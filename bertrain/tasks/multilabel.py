@@ -184,8 +184,10 @@ class MultilabelTask(ClassifyTask):
     split_type = MultilabelSplit
 
     def __init__(self, settings: Settings, data: Path, vocabulary: Vocabulary, saved: Mapping[str, Any] | None) -> None:
-        self.separator = saved["separator"] if saved is not None else ""
+        self.separator = saved.get("separator", "") if saved is not None else ""
         super().__init__(settings, data, vocabulary, saved)
+        if saved is not None and "separator" not in saved and self.held_out_splits and not self.columns.indicators:
+            self.separator = find_separator(self._label_texts(self.files[self.held_out_splits[0]]))  # not of a run
         self.fitted_split = next(iter(self.held_out_splits), "")
         """The split that thresholds are fitted on; empty: they are given, or 0.5."""
 
@@ -205,13 +207,16 @@ class MultilabelTask(ClassifyTask):
     def to_dict(self) -> dict[str, Any]:
         return super().to_dict() | {"separator": self.separator}
 
+    def _label_texts(self, files: Sequence[Path]) -> set[str]:
+        bad_rows = BadRows(self.settings.task.on_error)
+        return set(read_rows(files, LabelTexts(self.columns, float), bad_rows, with_labels=True).targets)
+
     def find_labels(self, files: Sequence[Path]) -> tuple[str, ...]:
         if self.columns.indicators:
             if len(set(self.columns.indicators)) < len(self.columns.indicators):
                 raise UserError("repeated-column", f"--task.label {self.settings.task.label} names a column twice")
             return self.columns.indicators
-        bad_rows = BadRows(self.settings.task.on_error)
-        texts = set(read_rows(files, LabelTexts(self.columns, float), bad_rows, with_labels=True).targets)
+        texts = self._label_texts(files)
         self.separator = find_separator(texts)
         names: set[str] = set()
         for text in texts:

@@ -26,14 +26,14 @@ from bertrain.run.folder import Run
 from bertrain.tasks.data import TaskData
 from bertrain.tasks.encode import encode_texts
 from bertrain.tasks.texts import Survey, TextFile
-from bertrain.training.engine import Predictor, choose, predictor
-from bertrain.training.evaluate import reporting
-from bertrain.training.precision import choose_precision, set_precision
+from bertrain.training.engine import Predictor, choose
+from bertrain.training.evaluate import load_predictor, reporting
+from bertrain.training.precision import choose_precision
 from bertrain.training.task_evaluator import TOKENS_AT_ONCE
 from bertrain.training.vector_files import SHARD_ROWS, SUFFIXES, VectorFile, Vectors
 from bertrain.weights.hub import locate
 from bertrain.weights.sentence_transformers import SentencePipeline, read_pipeline
-from bertrain.weights.source import NEWEST, build_model, open_source
+from bertrain.weights.source import NEWEST, open_source
 from bertrain.weights.tensors import Weights, load_tensors
 
 
@@ -108,14 +108,12 @@ class Encoder:
     @contextmanager
     def ready(self) -> Iterator[tuple[Predictor, Ranks]]:
         """The model on the device of this rank, and all ranks."""
-        set_precision(self.settings.train)
-        with parallel.join(self.settings.train) as ranks:
-            model = build_model(self.weights).to(ranks.device)
+        with load_predictor(self.weights, self.settings) as (predict, ranks):
             if ranks.is_first:
                 pipeline, normalized = self.pipeline, "normalized" if self.pipeline.normalize else "not normalized"
                 remark(f"{pipeline.pooling} pooling, {normalized}, at most {pipeline.max_seq_length} tokens a text")
-                remark(choose(self.settings, ranks.device, model)[1])
-            yield predictor(model, self.settings, ranks.device), ranks
+                remark(choose(self.settings, ranks.device)[1])
+            yield predict, ranks
 
     @torch.no_grad()
     def vectors(self, block: Block, predict: Predictor, ranks: Ranks) -> Vectors:

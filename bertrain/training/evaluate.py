@@ -12,7 +12,6 @@ from typing import Literal
 
 import torch
 
-from bertrain.base.console import warn
 from bertrain.base.formatting import duration
 from bertrain.base.machine import is_first_rank
 from bertrain.config.settings import ModelSettings, Settings
@@ -20,16 +19,16 @@ from bertrain.data.feed.loader import Loader
 from bertrain.data.formats.source import open_data
 from bertrain.model.batch import Batch
 from bertrain.model.encoder import Outputs
-from bertrain.model.families import new_model
 from bertrain.model.heads import pretraining_sums
 from bertrain.model.sums import packed_sums
 from bertrain.ranks import parallel
 from bertrain.ranks.signals import NEVER, StopSignal
-from bertrain.run import checkpoint
 from bertrain.run.folder import Run, refuse_other_vocabulary
 from bertrain.run.metrics import averages
 from bertrain.training.engine import Predictor, predictor
 from bertrain.training.precision import set_precision
+from bertrain.weights.source import build_model, read_weights
+from bertrain.weights.tensors import Weights
 
 KEPT_BYTES = 1 << 30  # of a rank's held-out batches on its device; if they are larger, they are built each time
 
@@ -56,11 +55,12 @@ def evaluate(
     settings = replace(opened.settings, train=replace(opened.settings.train, device=device))
     held_out = open_data(data, vocab=opened.vocabulary(), verify=settings.data.verify, quiet=not is_first_rank())
     refuse_other_vocabulary(held_out, opened.vocabulary_hash)
-    with load_predictor(opened, settings, which) as (predict, ranks, step):
+    weights = read_weights(run, which)
+    with load_predictor(weights, settings) as (predict, ranks):
         loader = Loader(held_out, settings, rank=ranks.rank, world=ranks.world)
         evaluator = HeldOutEvaluator(loader, max_examples, settings.model)
         result = evaluator.evaluate(reporting(predict, evaluator.num_examples // ranks.world), ranks)
-    return {"step": float(step)} | result
+    return {"step": float(weights.global_step or 0)} | result
 
 
 def reporting(predict: Predictor, total: int) -> Predictor:
@@ -83,16 +83,11 @@ def reporting(predict: Predictor, total: int) -> Predictor:
 
 
 @contextmanager
-def load_predictor(run: Run, settings: Settings, which: str) -> Iterator[tuple[Predictor, parallel.Ranks, int]]:
-    """The model of a run's checkpoint ready to predict, the ranks that it predicts on, and its step."""
-    chosen, warnings = checkpoint.choose(run.checkpoints, which)
-    for warning in warnings:
-        warn(warning)
+def load_predictor(weights: Weights, settings: Settings) -> Iterator[tuple[Predictor, parallel.Ranks]]:
+    """The model of some weights on the device of this rank, ready to predict, and all ranks."""
     set_precision(settings.train)
     with parallel.join(settings.train) as ranks:
-        model = new_model(settings.model).to(ranks.device)
-        model.load_state_dict(checkpoint.read_weights(chosen))
-        yield predictor(model, settings, ranks.device), ranks, checkpoint.step_of(chosen)
+        yield predictor(build_model(weights).to(ranks.device), settings, ranks.device), ranks
 
 
 class HeldOutEvaluator:

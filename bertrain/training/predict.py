@@ -1,4 +1,4 @@
-"""A fine-tuned run at work: its metrics on held-out data, and its predictions in the task's official format."""
+"""A fine-tuned model at work: its metrics on held-out data, and its predictions in the task's official format."""
 
 from __future__ import annotations
 
@@ -13,9 +13,8 @@ import numpy as np
 from bertrain.base.console import remark
 from bertrain.base.errors import UserError
 from bertrain.config.resolve import override
+from bertrain.config.settings import Settings
 from bertrain.ranks import parallel
-from bertrain.run.folder import Run
-from bertrain.run.records import thresholds_at
 from bertrain.tasks import registry
 from bertrain.tasks.multilabel import MultilabelTask
 from bertrain.tasks.squad.task import SquadSplit, SquadTask
@@ -25,7 +24,10 @@ from bertrain.tasks.tag.task import TagSplit, TagTask
 from bertrain.tasks.task import Split, Task
 from bertrain.training.engine import Predictor
 from bertrain.training.evaluate import load_predictor
+from bertrain.training.finetuned import FineTuned
 from bertrain.training.task_evaluator import TaskEvaluator
+from bertrain.weights.companions import FINETUNED_AS
+from bertrain.weights.tensors import Weights
 
 FILE_SETTINGS = ("task.on_error", "task.text", "task.text_pair", "task.label")
 """Settings that may differ from one file to another, and so from those that a run was trained on."""
@@ -41,11 +43,12 @@ def evaluate_task(
     batch_size: int = 0,
     overrides: Sequence[tuple[str, str]] = (),
 ) -> dict[str, Any]:
-    """The task's metrics of a fine-tuned run on the held-out part of `data` (default: its own data), and its step.
+    """The task's metrics of a fine-tuned model on the held-out part of `data` (default: that of the run), and its step.
 
-    Of a classifier or a tagger also a `report` as text: F1 of each class, and a classifier's confusion matrix.
-    `batch_size` is the evaluation batch size. `overrides` may change settings that do not shape the training, such as
-    ("task.null_threshold", "2"), or that say how files are read: task.on_error, task.text, task.text_pair, task.label.
+    `run` is a run folder, or fine-tuned weights in Transformers' format. Of a classifier or a tagger also a `report` as
+    text: F1 of each class, and a classifier's confusion matrix. `batch_size` is the evaluation batch size. `overrides`
+    may change settings that do not shape the training, such as ("task.null_threshold", "2"), or that say how files are
+    read: task.on_error, task.text, task.text_pair, task.label.
     """
     with open_model(run, data, which, device, batch_size, overrides) as model:
         held_out = model.task.held_out()
@@ -53,7 +56,9 @@ def evaluate_task(
             raise UserError("no-examples", f"{model.folder} has no examples with known answers to score {run} on")
         evaluator = model.evaluator(held_out)
         metrics = evaluator.evaluate(model.predict, model.ranks)
-        return {"step": float(model.step), **metrics} | ({"report": evaluator.report} if evaluator.report else {})
+        step = model.finetuned.weights.global_step
+        known = {} if step is None else {"step": float(step)}
+        return known | metrics | ({"report": evaluator.report} if evaluator.report else {})
 
 
 def predict(
@@ -69,9 +74,9 @@ def predict(
 ) -> Any:
     """Predict the splits of `data` without answers (or else its held-out part), into files in the folder `out`.
 
-    `batch_size` and `overrides` as in `evaluate_task`. Returns the files and the speed, by split; with `texts` (for a
-    task of pairs, two for each) instead of `data` and `out`, the label (or labels) of each and the probability of every
-    label, or its number, or its entities: `predict("runs/letters", texts=["Where is my invoice?"])`.
+    `run`, `batch_size` and `overrides` as in `evaluate_task`. Returns the files and the speed, by split; with `texts`
+    (for a task of pairs, two for each) instead of `data` and `out`, the label (or labels) of each and the probability
+    of every label, or its number, or its entities: `predict("runs/letters", texts=["Where is my invoice?"])`.
 
     Example: bertrain.predict("runs/labels", "labels", "predictions")
     """
@@ -118,25 +123,28 @@ def _refuse_own_place(data: Path, out: Path) -> None:
 
 @dataclass(frozen=True)
 class TaskModel:
-    """A checkpoint of a fine-tuned run, ready to predict, and the task with its files."""
+    """A fine-tuned model, ready to predict, and the task with its files."""
 
-    run: Run
+    finetuned: FineTuned
     task: Task
     folder: Path
     predict: Predictor
     ranks: parallel.Ranks
-    step: int
+
+    @property
+    def settings(self) -> Settings:
+        return self.finetuned.settings
 
     def evaluator(self, splits: Mapping[str, Split]) -> TaskEvaluator:
         """The evaluator of splits that have been read; prints what was found in their files."""
         if self.ranks.is_first:
             for note in self.task.notes:
                 remark(note)
-        return TaskEvaluator(self.task, splits, self.run.settings, self.folder, self.run.vocabulary())
+        return TaskEvaluator(self.task, splits, self.settings, self.folder, self.finetuned.vocabulary)
 
     @property
     def reads_pairs(self) -> bool:
-        return isinstance(self.task, TableTask) and registry.reads_pairs(self.run.settings)
+        return isinstance(self.task, TableTask) and registry.reads_pairs(self.settings)
 
     def encode(self, texts: Sequence[Any]) -> TextSplit:
         """Texts, of a task of pairs two for each, as a split; of SQuAD, pairs of a question and its context."""
@@ -163,34 +171,36 @@ def open_model(
     overrides: Sequence[tuple[str, str]],
     has_files: bool = True,
 ) -> Iterator[TaskModel]:
-    """The checkpoint of a run, its task with the files of `data` (default: the run's) or none, and its device."""
-    opened = Run.open(run)
-    if not opened.settings.task.name:
-        cure = f"bertrain finetune classify --init {run} --data labels.csv --run runs/labels"
-        raise UserError("no-task", f"{run} was pre-trained, not fine-tuned for a task; fine-tune it first: {cure}")
-    settings = override(opened.settings, list(overrides), also=FILE_SETTINGS)
+    """A fine-tuned model, its task with the files of `data` (default: the run's) or none, and its device."""
+    opened = FineTuned.open(run, which)
+    # Weights need not say what shaped their training; so it may be said here.
+    also = FILE_SETTINGS if opened.data else (*FILE_SETTINGS, *FINETUNED_AS)
+    settings = override(opened.settings, list(overrides), also=also)
     train, evaluate = replace(settings.train, device=device), replace(settings.evaluate, batch_size=batch_size)
-    folder = Path(data) if data is not None else opened.data
-    is_own = folder.resolve() == opened.data  # rows that training held out are held out here too
+    folder = opened.data if data is None else Path(data)
+    if folder is None and has_files:
+        raise UserError("missing-option", f"--data is missing: {run} is not a run, which names its own data")
+    # Rows that training held out are held out here too.
+    is_own = folder is not None and folder.resolve() == opened.data
     of_task = settings.task if is_own else replace(settings.task, hold_out=0.0)
-    opened = replace(opened, settings=replace(settings, train=train, evaluate=evaluate, task=of_task))
-    task = registry.open_task(opened.settings, folder if has_files else None, opened.vocabulary(), saved=opened.task)
-    with load_predictor(opened, opened.settings, which) as (predict, ranks, step):
-        _use_thresholds(task, opened, step, is_own=is_own)
-        yield TaskModel(opened, task, folder, predict, ranks, step)
+    settings = replace(settings, train=train, evaluate=evaluate, task=of_task)
+    task = registry.open_task(settings, folder if has_files else None, opened.vocabulary, saved=opened.saved)
+    with load_predictor(opened.weights, settings) as (predict, ranks):
+        _use_thresholds(task, opened.weights, is_own=is_own)
+        yield TaskModel(replace(opened, settings=settings), task, folder or Path(), predict, ranks)
 
 
-def _use_thresholds(task: Task, run: Run, step: int, *, is_own: bool) -> None:
+def _use_thresholds(task: Task, weights: Weights, *, is_own: bool) -> None:
     """Decide on several labels at the thresholds that the evaluation at this checkpoint fitted.
 
     Only the run's own held-out rows, on which it fitted them, fit them again.
     """
     if not isinstance(task, TableTask) or task.head != "multilabel":
         return
-    found = thresholds_at(run.folder / "metrics.jsonl", step)
+    found = weights.thresholds
     if set(found) == set(task.labels):
         task.thresholds = np.array([found[label] for label in task.labels])
     else:
-        task.notes.append(f"the run fitted no thresholds at step {step:,}: labels apply from probability 0.5 on")
+        task.notes.append(f"{weights.origin} has no fitted thresholds: labels apply from probability 0.5 on")
     if isinstance(task, MultilabelTask) and not is_own:
         task.fitted_split = ""

@@ -14,6 +14,13 @@ from bertrain.data.text.vocabulary import Vocabulary
 
 CONFIGS = ("bert_config.json", "config.json")
 VOCABULARY, TOKENIZER, WORD_PIECES = "vocab.txt", "tokenizer_config.json", "tokenizer.json"
+FINETUNED_AS = (
+    "model.head", "task.name", "task.text", "task.text_pair", "task.label", "task.target", "task.doc_stride",
+    "task.max_query_length", "task.max_answer_length", "task.n_best", "task.null_threshold", "data.max_seq_length",
+    "train.precision",
+)  # fmt: skip
+"""The settings that say how a fine-tuned model reads texts and answers. Transformers has no field for them."""
+OURS = "bertrain"  # the field of config.json that holds them as text
 
 
 def find_model_settings(folder: Path, config: Path | None = None) -> ModelSettings | None:
@@ -73,6 +80,21 @@ def find_thresholds(folder: Path) -> dict[str, float]:
         return {}
     are_shares = all(isinstance(value, float) and 0 <= value <= 1 for value in found.values())
     return found if are_shares else {}
+
+
+def find_finetuned_as(folder: Path, settings: ModelSettings | None) -> dict[str, str]:
+    """The settings in a config that we wrote for this head; empty if it has none, or another head by now."""
+    path = folder / CONFIGS[1]
+    found = read_json(path).get(OURS) if path.is_file() else None
+    if settings is None or not isinstance(found, dict) or found.get("model.head") != settings.head:
+        return {}
+    return {key: value for key, value in found.items() if key in FINETUNED_AS and isinstance(value, str)}
+
+
+def is_transformers_folder(folder: Path) -> bool:
+    """Whether a folder has the config.json of Transformers, not that of a run."""
+    path = folder / CONFIGS[1]
+    return path.is_file() and "model_type" in read_json(path)
 
 
 def find_vocabulary(folder: Path, vocab: Path | None = None) -> Vocabulary | None:

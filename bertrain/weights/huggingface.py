@@ -30,7 +30,7 @@ from bertrain.config.settings import ModelSettings
 from bertrain.data.text.tokenizer import build_pipeline
 from bertrain.data.text.vocabulary import ROLES, Vocabulary
 from bertrain.weights import torch_files
-from bertrain.weights.companions import CONFIGS, TOKENIZER, VOCABULARY, find_labels, find_thresholds, read_json
+from bertrain.weights.companions import CONFIGS, OURS, TOKENIZER, VOCABULARY, find_labels, find_thresholds, read_json
 from bertrain.weights.names import (
     BUFFERS,
     TORCH_AND_COPIES,
@@ -253,13 +253,14 @@ def _architecture(weights: Weights) -> str:
 
 
 def _describe_head(weights: Weights) -> dict[str, Any]:
-    """The fields of a config about a fine-tuned head: its labels, dropout and type."""
+    """The fields of a config about a fine-tuned head: its labels, dropout and type, and how we read texts for it."""
     settings = weights.settings
+    ours = {OURS: weights.finetuned_as} if weights.finetuned_as and settings.head != "embed" else {}
     if settings.head not in PROBLEM_TYPES and settings.head != "tag":
-        return {}
+        return ours
     count = 1 if settings.head == "regress" else settings.num_labels
     labels = weights.labels if len(weights.labels) == count else [f"LABEL_{number}" for number in range(count)]
-    described: dict[str, Any] = {
+    described: dict[str, Any] = ours | {
         "id2label": {str(number): label for number, label in enumerate(labels)},
         "label2id": {label: number for number, label in enumerate(labels)},
         "classifier_dropout": settings.head_dropout,

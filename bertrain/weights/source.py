@@ -18,7 +18,14 @@ from bertrain.run import checkpoint
 from bertrain.run.folder import Run, advise_runs
 from bertrain.run.records import thresholds_at
 from bertrain.weights import huggingface, tensor_bundle
-from bertrain.weights.companions import CONFIGS, find_model_settings, find_vocabulary, read_json
+from bertrain.weights.companions import (
+    CONFIGS,
+    FINETUNED_AS,
+    find_finetuned_as,
+    find_model_settings,
+    find_vocabulary,
+    is_transformers_folder,
+)
 from bertrain.weights.hub import locate, suggest_hub
 from bertrain.weights.names import ParameterSlice, in_other_head
 from bertrain.weights.tensors import (
@@ -69,7 +76,9 @@ def open_source(
     if which != NEWEST:
         raise UserError("not-a-run", f"--checkpoint {which} selects a checkpoint of a run, but {path} is not a run")
     weights, folder = opened
-    return replace(weights, settings=find_model_settings(folder, config), vocabulary=find_vocabulary(folder, vocab))
+    settings = find_model_settings(folder, config)
+    finetuned_as = find_finetuned_as(folder, settings)
+    return replace(weights, settings=settings, vocabulary=find_vocabulary(folder, vocab), finetuned_as=finetuned_as)
 
 
 def _open_foreign(path: Path) -> tuple[OpenedWeights, Path] | None:
@@ -97,7 +106,7 @@ def _open_foreign(path: Path) -> tuple[OpenedWeights, Path] | None:
     if pickles:
         return _open_file(pickles[0]), path
     if (path / CONFIGS[1]).is_file():
-        if "model_type" in read_json(path / CONFIGS[1]):
+        if is_transformers_folder(path):
             raise UserError("missing-weights", f"{path} has the {CONFIGS[1]} of a Hugging Face folder, but no weights")
         return None
     if any(tensor_bundle.is_part(file) for file in path.iterdir()):
@@ -119,7 +128,7 @@ def _open_run(folder: Path, which: str, hashes: bool) -> OpenedWeights:
     chosen, warnings = checkpoint.choose(run.checkpoints, which, hashes=hashes)
     for warning in warnings:
         warn(warning)
-    tensors = checkpoint.read_weights(chosen)
+    tensors, settings = checkpoint.read_weights(chosen), run.settings.dotted()
     return OpenedWeights(
         kind="run",
         origin=str(chosen),
@@ -131,6 +140,7 @@ def _open_run(folder: Path, which: str, hashes: bool) -> OpenedWeights:
         labels=tuple(run.task.get("labels", ())),
         thresholds=_thresholds_of(run, chosen),
         max_seq_length=run.settings.data.max_seq_length,
+        finetuned_as={key: settings[key] for key in FINETUNED_AS} if run.settings.task.name else {},
     )
 
 

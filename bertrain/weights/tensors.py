@@ -66,6 +66,7 @@ class OpenedWeights:
     labels: tuple[str, ...] = ()  # class names of its head, if it says so
     thresholds: dict[str, float] = field(default_factory=dict)  # by label, for several labels a text, if it says so
     max_seq_length: int = 0  # of the texts that a run was trained on; 0: not known
+    finetuned_as: dict[str, str] = field(default_factory=dict)  # settings of FINETUNED_AS, if it says so
 
 
 @dataclass(frozen=True)
@@ -84,6 +85,7 @@ class Weights:
     labels: tuple[str, ...] = ()  # class names of the head, if they are known
     thresholds: dict[str, float] = field(default_factory=dict)  # by label, for several labels a text, if they are known
     max_seq_length: int = 0  # of the texts that a run was trained on; 0: not known
+    finetuned_as: dict[str, str] = field(default_factory=dict)  # settings of FINETUNED_AS, if they are known
     padding: int = 0  # rows of vocabulary padding that were dropped
     thirds: tuple[str, ...] = ()  # queries, keys or values without the other two; they are left over
     rounded: tuple[str, ...] = ()  # tensors rounded from float64 to float32
@@ -150,6 +152,7 @@ def load_tensors(source: OpenedWeights) -> Weights:
         labels=source.labels,
         thresholds=source.thresholds,
         max_seq_length=source.max_seq_length,
+        finetuned_as=source.finetuned_as,
         padding=padding,
         thirds=tuple(strays),
         rounded=tuple(rounded),

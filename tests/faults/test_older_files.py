@@ -10,8 +10,8 @@ import torch
 
 from bertrain.base.errors import UserError
 from bertrain.reports.report import report
-from bertrain.tasks.fill_mask import fill_mask
 from bertrain.training.evaluate import evaluate
+from bertrain.training.fill_mask import fill_mask
 from bertrain.training.predict import evaluate_task
 from bertrain.training.start import resume
 from bertrain.weights.export import export

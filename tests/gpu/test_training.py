@@ -13,6 +13,7 @@ import torch
 from bertrain.kernels.backend import available
 from bertrain.planning.devices import gpu_like
 from bertrain.reports.report import report
+from bertrain.training.fill_mask import fill_mask
 from bertrain.training.start import pretrain
 from tests import helpers
 
@@ -23,6 +24,17 @@ needs_fp8 = pytest.mark.skipif(not USABLE or torch.cuda.get_device_capability() 
 
 WIDE = {"model__hidden_size": 128, "model__intermediate_size": 256, "model__pad_vocab_to": 64}
 NO_DROPOUT = {"model__hidden_dropout": 0, "model__attention_dropout": 0}
+
+
+def test_masks_are_filled_alike_on_gpu_and_cpu(tmp_path: Path) -> None:
+    pretrain(helpers.tiny_settings(train__device="cuda"), helpers.make_data(tmp_path), tmp_path / "run")
+    sentences = ["bato [MASK] kese", "[MASK] [MASK] livi moda nufu"] * 40
+    cpu = fill_mask(tmp_path / "run", sentences, top=3, device="cpu")
+    gpu = fill_mask(tmp_path / "run", sentences, top=3, device="cuda")
+    for one, other in zip(cpu, gpu, strict=True):
+        for guesses, others in zip(one, other, strict=True):
+            shares = [guess.probability for guess in guesses]
+            assert [guess.probability for guess in others] == pytest.approx(shares, rel=1e-4)
 
 
 def test_gpu_and_cpu_train_alike(tmp_path: Path) -> None:

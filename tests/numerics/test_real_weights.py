@@ -9,7 +9,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from bertrain.tasks.fill_mask import fill_mask
+from bertrain.training.fill_mask import fill_mask
 from bertrain.weights.export import export, import_weights
 from bertrain.weights.inspect import compare_weights, is_same, show_weights
 from bertrain.weights.source import build_model, read_weights

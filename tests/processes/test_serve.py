@@ -13,10 +13,12 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
 import bertrain
 from bertrain.cli.options import printed_json
 from bertrain.serving.requests import MAX_BODY, MAX_CHARACTERS, MAX_TEXTS
+from bertrain.training.finetuned import FineTuned
 from bertrain.weights.export import export
 from tests import helpers
 from tests.miniature_tasks import coloured, command_line
@@ -111,6 +113,132 @@ def test_pairs_and_weights_of_other_formats(models: Models, tmp_path: Path) -> N
         assert server.request("/")[0] == 200
         code, _ = server.stop(signal.SIGINT)
         assert code == 0
+
+
+FINE_TUNED = ("classify", "number", "labels", "tag", "span")
+
+
+@pytest.fixture(scope="module")
+def exported(models: Models, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The weights of every fine-tuned run."""
+    folder = tmp_path_factory.mktemp("exported")
+    for name in FINE_TUNED:
+        export(getattr(models, name), folder / name)
+    return folder
+
+
+def test_exported_weights_answer_as_their_run_does(server: Server, models: Models, exported: Path) -> None:
+    """Served, and by `predict` and `evaluate`; also what Transformers' config has no field for."""
+    asked = {"questions": [{"question": "bato bato", "context": text} for text in TEXTS]}
+    with started("serve", *(exported / name for name in FINE_TUNED), num_addresses=5) as served:
+        for name in FINE_TUNED:
+            operation, body = ("answer", asked) if name == "span" else ("predict", {"texts": TEXTS})
+            found = served.answers(f"/{name}/{operation}", body)
+            assert found == server.answers(f"/{name}/{operation}", body), name
+        assert served.refused("/classify/predict", {"texts": ["bato " * 31]}) == (413, "text-too-long")
+        question = {"questions": [{"question": "bato " * 9, "context": "livi"}]}
+        assert served.refused("/span/answer", question) == (413, "text-too-long")
+    for name, held_out in (("classify", "table/dev.csv"), ("labels", "label_sets/dev.jsonl")):
+        run, weights = getattr(models, name), exported / name
+        assert bertrain.predict(weights, texts=TEXTS) == bertrain.predict(run, texts=TEXTS)
+        shown = json.loads(command_line("evaluate", weights, "--data", models.data / held_out, "--json").out)
+        of_run = json.loads(command_line("evaluate", run, "--data", models.data / held_out, "--json").out)
+        assert {key: value for key, value in shown.items() if "_per_s" not in key and "latency" not in key} == {
+            key: value for key, value in of_run.items() if "_per_s" not in key and "latency" not in key
+        }
+    assert "[missing-option]" in command_line("evaluate", exported / "classify", check=False).err
+    # Transformers keeps our field; where it has trained another head since, that field says nothing any more.
+    config = json.loads((exported / "classify" / "config.json").read_text())
+    assert FineTuned.open(exported / "classify").settings.data.max_seq_length == 32
+    stale = config | {"bertrain": config["bertrain"] | {"model.head": "regress"}}
+    (exported / "classify" / "config.json").write_text(json.dumps(stale))
+    assert FineTuned.open(exported / "classify").settings.data.max_seq_length == 64
+
+
+LABELS = {0: "red", 1: "green", 2: "blue"}
+WRITTEN: dict[str, tuple[str, dict[str, Any]]] = {
+    "class": ("SequenceClassification", {"id2label": LABELS}),
+    "classes": ("SequenceClassification", {"id2label": LABELS, "problem_type": "multi_label_classification"}),
+    "number": ("SequenceClassification", {"num_labels": 1, "problem_type": "regression"}),
+    "words": ("TokenClassification", {"id2label": {0: "NOUN", 1: "VERB"}}),
+    "answers": ("QuestionAnswering", {}),
+}
+
+
+def write_with_transformers(folder: Path, kind: str, models: Models) -> tuple[Any, Any]:
+    """A small model of Transformers and its tokenizer, saved by themselves."""
+    transformers = pytest.importorskip("transformers")
+    head, fields = WRITTEN[kind]
+    words = (models.fill / "vocab.txt").read_text().split()
+    config = transformers.BertConfig(
+        vocab_size=len(words), hidden_size=32, num_hidden_layers=2, num_attention_heads=2, intermediate_size=64,
+        max_position_embeddings=64, initializer_range=0.3, **fields,
+    )  # fmt: skip
+    torch.manual_seed(0)
+    model = getattr(transformers, f"BertFor{head}")(config).eval()
+    tokenizer = transformers.BertTokenizerFast(vocab=str(models.fill / "vocab.txt"), do_lower_case=True)
+    model.save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+    return model, tokenizer
+
+
+@pytest.mark.parametrize("kind", WRITTEN)
+def test_weights_that_transformers_wrote_answer_as_there(kind: str, models: Models, tmp_path: Path) -> None:
+    model, tokenizer = write_with_transformers(tmp_path / kind, kind, models)
+    context = " ".join(TEXTS)
+    given = ([TEXTS[0]], [context]) if kind == "answers" else (TEXTS,)
+    read = tokenizer(*given, padding=True, return_tensors="pt")
+    with torch.no_grad():
+        theirs = model(**read)
+    with started("serve", tmp_path / kind) as server:
+        if kind == "answers":
+            (found,) = server.answers(f"/{kind}/answer", {"questions": [{"question": TEXTS[0], "context": context}]})
+        else:
+            found = server.answers(f"/{kind}/predict", {"texts": TEXTS})
+    if kind == "answers":
+        for one in found["candidates"]:
+            first, last = (read.char_to_token(0, place, 1) for place in (one["start"], one["end"] - 1))
+            logits = theirs.start_logits[0, first], theirs.end_logits[0, last]
+            assert [one["start_logit"], one["end_logit"]] == pytest.approx([*map(float, logits)], abs=1e-5)
+    elif kind == "words":
+        shares, tags = theirs.logits.softmax(-1).max(-1)
+        for row, text in enumerate(TEXTS):
+            places = [read.word_to_tokens(row, word).start for word in range(len(text.split()))]
+            assert [one["label"] for one in found[row]["entities"]] == [
+                model.config.id2label[int(tags[row, place])] for place in places
+            ]
+            scores = [one["score"] for one in found[row]["entities"]]
+            assert scores == pytest.approx([float(shares[row, place]) for place in places], abs=1e-5)
+    elif kind == "number":
+        assert [one["number"] for one in found] == pytest.approx(theirs.logits[:, 0].tolist(), abs=1e-5)
+    else:
+        shares = theirs.logits.sigmoid() if kind == "classes" else theirs.logits.softmax(-1)
+        assert list(found[0]["probabilities"]) == list(LABELS.values())
+        for one, expected in zip(found, shares.tolist(), strict=True):
+            assert list(one["probabilities"].values()) == pytest.approx(expected, abs=1e-5)
+            likely = [label for label, share in zip(LABELS.values(), expected, strict=True) if share >= 0.5]
+            assert kind == "class" or one["labels"] == likely
+
+
+def test_weights_that_do_not_say_enough_are_refused(models: Models, tmp_path: Path) -> None:
+    write_with_transformers(tmp_path / "class", "class", models)
+    config = json.loads((tmp_path / "class" / "config.json").read_text())
+    tokenizers = [path for path in (tmp_path / "class").iterdir() if path.name.startswith(("tokenizer", "vocab"))]
+    assert tokenizers
+    cases: dict[str, dict[str, Any]] = {
+        "no labels": {"id2label": None, "num_labels": 3},
+        "a label twice": {"id2label": {"0": "red", "1": "red", "2": "blue"}},
+    }
+    for changes in cases.values():
+        (tmp_path / "class" / "config.json").write_text(json.dumps(config | changes))
+        for words in (("serve", tmp_path / "class", "--port", 0), ("predict", tmp_path / "class", "bato")):
+            ended = command_line(*words, check=False)
+            assert (ended.code, "[missing-labels]" in ended.err) == (2, True), ended.err
+    (tmp_path / "class" / "config.json").write_text(json.dumps(config))
+    for path in tokenizers:
+        path.unlink()
+    ended = command_line("serve", tmp_path / "class", "--port", 0, check=False)
+    assert (ended.code, "[missing-vocabulary]" in ended.err) == (2, True), ended.err
 
 
 # --- refusals ----------------------------------------------------------------------------------------
@@ -292,11 +420,8 @@ def test_a_port_in_use_is_refused_before_anything_is_read(models: Models) -> Non
 
 
 def test_what_cannot_be_served_is_refused(models: Models, tmp_path: Path) -> None:
-    export(models.tag, tmp_path / "tagger")
-    for source, code in ((tmp_path / "none", "missing-weights"), (tmp_path / "tagger", "not-a-run")):
-        ended = command_line("serve", source, "--port", 0, check=False)
-        assert ended.code == 2
-        assert f"[{code}]" in ended.err
+    ended = command_line("serve", tmp_path / "none", "--port", 0, check=False)
+    assert (ended.code, "[missing-weights]" in ended.err) == (2, True), ended.err
     ended = command_line("predict", models.span, "a question", check=False)
     assert "[texts-for-squad]" in ended.err
 

@@ -13,9 +13,9 @@ from bertrain.data.prepare.prepare import prepare
 from bertrain.data.text.tokenizer import FileTokenizer, Tokenizer, tokenizer_of
 from bertrain.data.text.vocabulary import Vocabulary
 from bertrain.model.families import new_model
-from bertrain.tasks.fill_mask import fill_mask
 from bertrain.tasks.squad.windows import tokenize
 from bertrain.tasks.tag.encode import _split_words
+from bertrain.training.fill_mask import fill_mask
 from bertrain.weights.huggingface import write_folder
 from bertrain.weights.source import read_weights
 from bertrain.weights.tensors import Weights

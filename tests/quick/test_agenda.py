@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 
 from bertrain.optim.schedules import learning_rate
-from bertrain.planning.time_budget import RESERVE, UNKNOWN_STEPS, Plan, make_plan
+from bertrain.planning.time_budget import LEAST_EXAMPLES, RESERVE, UNKNOWN_STEPS, Plan, make_plan
 from bertrain.ranks.signals import END, FIT, GO_ON, SAVE, STOP
 from bertrain.run.checkpoint import Progress
 from bertrain.training.agenda import Agenda, mlperf_interval, passes_multiple, time_limit
@@ -190,6 +190,11 @@ def test_evaluations_take_a_twentieth_of_a_budget() -> None:
     only_last = plan(before=Plan(UNKNOWN_STEPS, 240, 50), seconds_per_evaluation=29.0, can_shrink=False)
     assert (only_last.evaluation_interval, only_last.num_examples) == (0, 50)
     assert plan(before=Plan(500, 4800, 50), seconds_per_evaluation=2.0, evaluating=29.0).evaluation_interval == 0
+    # 18 s a step of 24 samples, of which a forward pass takes 0.3 s each: 100 examples would take 30 s of 60.
+    slow = plan(settings={"train__budget": "1m"}, seconds=20.0, seconds_per_step=18.0, seconds_per_evaluation=300.0)
+    assert (slow.num_examples, slow.last_step) == (40, 26), "a fifth of the budget, 12 s; so one more step fits"
+    slower = plan(settings={"train__budget": "1m"}, seconds=20.0, seconds_per_step=99.0, seconds_per_evaluation=9000.0)
+    assert slower.num_examples == LEAST_EXAMPLES
     said = dear.describe(Plan(0, 240, 8577), "10m", 54.6)
     assert all(word in said for word in ("55 s", "9.1%", "14,000", "1,500", "8,577"))
     assert dear.describe(dear, "10m", 54.6) == ""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import tomllib
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -10,8 +11,18 @@ from typing import Any
 import pytest
 
 from bertrain.config.recipe import GROUPS, Recipe, list_recipes, load_recipe, recipe_names
-from bertrain.config.resolve import RENAMED, differing, flatten_recipe, from_dict, in_family, parse_overrides, resolve
+from bertrain.config.resolve import (
+    RENAMED,
+    differing,
+    flatten_recipe,
+    from_dict,
+    in_family,
+    parse_overrides,
+    resolve,
+    to_toml,
+)
 from bertrain.config.settings import Settings
+from bertrain.training.task_settings import resolve_task
 from tests import helpers
 
 VERBS = ("pretrain", "mlperf run", "profile run")
@@ -125,6 +136,26 @@ def test_command_line_over_file_over_recipe(tmp_path: Path) -> None:
     settings = resolve("bert-tiny", [("train.max_steps", "9"), ("model.nsp", "false")], file)
     assert (settings.train.seed, settings.train.max_steps, settings.model.nsp) == (5, 9, False)
     assert settings.model.hidden_size == 128
+
+
+def test_settings_of_several_words_are_also_lists(tmp_path: Path) -> None:
+    """In a recipe, a settings file over it, config.json and Python; a list for any other setting is refused."""
+    recipe, over = tmp_path / "mine.toml", tmp_path / "over.toml"
+    recipe.write_text('base = "bert-tiny"\n[log]\ntrackers = ["tensorboard", "mlflow"]\n')
+    settings = resolve(str(recipe))
+    assert settings.log.trackers == "tensorboard,mlflow"
+    assert resolve("bert-tiny", {"log.trackers": ["tensorboard", "mlflow"]}).log == settings.log
+    assert settings == from_dict(tomllib.loads(to_toml(settings))), "as `train` writes recipe.toml"
+    over.write_text('[log]\ntrackers = []\n[task]\nlabel = ["a", "b"]\nlanguages = ["de", "fr"]\n')
+    finetuned = resolve_task("classify", settings_file=over)
+    assert (finetuned.log.tracker_names(), finetuned.task.label, finetuned.task.languages) == ([], "a,b", "de,fr")
+    for wrong, named in (('["tensorboard", "mlfow"]', "mlfow"), ("[1, 2]", "[1, 2]"), ('[["wandb"]]', "wandb")):
+        recipe.write_text(f'base = "bert-tiny"\n[log]\ntrackers = {wrong}\n')
+        with helpers.refused("invalid-value", "log.trackers", named):
+            resolve(str(recipe))
+    recipe.write_text('base = "bert-tiny"\n[data]\nvocab = ["a.txt", "b.txt"]\n')
+    with helpers.refused("invalid-value", "data.vocab is text"):
+        resolve(str(recipe))
 
 
 def test_bert_config_json_describes_the_model(tmp_path: Path) -> None:

@@ -79,6 +79,29 @@ def test_forms_of_plain_text(tmp_path: Path, name: str) -> None:
     assert found.language == ("en" if name != "nothing" else "")
 
 
+@pytest.mark.parametrize("kilobytes", [10, 90, 300])
+@pytest.mark.parametrize("form", ["paragraphs", "wrapped"])
+def test_an_article_of_any_length_is_one_document(tmp_path: Path, form: str, kilobytes: int) -> None:
+    """Files of one length, and a long one among short ones; the reason is said."""
+    draw, write = random.Random(0), wrapped if form == "wrapped" else lambda text: "\n\n".join(paragraphs(text)) + "\n"
+
+    def article(size: int) -> str:
+        sentences: list[str] = []
+        while sum(map(len, sentences)) < 1000 * size:
+            sentences += draw.sample(SENTENCES, len(SENTENCES))
+        return f"Article {draw.random()}\n\n{write(sentences)}"
+
+    alike = write_files(tmp_path / "alike", [article(kilobytes) for _ in range(24)])
+    mixed = write_files(tmp_path / "mixed", [*(article(10) for _ in range(9)), article(kilobytes)])
+    for folder, count in ((alike, 24), (mixed, 10)):
+        found = extract([folder], tmp_path / f"{folder.name}-out")
+        assert (found["survey"]["document_end"], found["counts"]["documents"]) == ("file", count)
+        assert "each file is one document" in found["survey"]["said"][1]
+        assert "files of about" in found["survey"]["said"][1]
+    few = write_files(tmp_path / "few", [article(300) for _ in range(4)])
+    assert survey([few]).document_end == ("size" if form == "wrapped" else "blank-line"), "too few to learn from"
+
+
 def test_text_without_punctuation_is_not_taken_for_wrapped(tmp_path: Path) -> None:
     draw = random.Random(0)
     lines = (" ".join(draw.choices(helpers.vocabulary_words(), k=draw.randint(14, 15))) for _ in range(500))
@@ -191,7 +214,7 @@ def test_a_guessed_encoding_is_said(tmp_path: Path, capsys: pytest.CaptureFixtur
     (raw / "001.txt").write_bytes((raw / "001.txt").read_text().encode("latin-1"))
     made = extract([raw], tmp_path / "out")
     assert made["guessed_encoding"] == [str(raw / "001.txt")]
-    said = capsys.readouterr().err
+    said = helpers.unwrapped(capsys.readouterr().err)
     assert f"1 file not in UTF-8, read as Windows-1252 (--encoding auto): {raw / '001.txt'}" in said
 
 

@@ -40,6 +40,14 @@ def test_grids_are_read_as_typed() -> None:
         count_seeds("two")
 
 
+def test_the_recipe_of_a_sweep_may_list_its_trackers(tmp_path: Path) -> None:
+    recipe = tmp_path / "mine.toml"
+    recipe.write_text('base = "bert-tiny"\n[log]\ntrackers = ["mlflow", "tensorboard"]\n')
+    asked = request(tmp_path, what=str(recipe), seeds=[1])
+    (planned,) = plan_runs(asked)
+    assert asked.resolve(planned.changes).log.tracker_names() == ["mlflow", "tensorboard"]
+
+
 def test_every_combination_has_a_name_and_seeds_come_last(tmp_path: Path) -> None:
     grid = {"optimizer.learning_rate": ["1e-4", "2e-4"], "optimizer.name": ["lamb"]}
     planned = plan_runs(request(tmp_path, grid=grid, seeds=[1, 2]))

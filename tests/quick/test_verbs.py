@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import ast
+from contextlib import redirect_stdout
+from io import StringIO
 from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree
@@ -204,14 +206,13 @@ def test_a_misspelt_option_is_named_before_a_missing_one(
     assert said.count("\n") == 1
 
 
-def test_help_takes_the_width_of_the_terminal(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_help_takes_the_width_of_the_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
     widths = {}
     for columns in (80, 160):
         monkeypatch.setenv("COLUMNS", str(columns))
-        assert run_main(monkeypatch, "train", "--help") == 0
-        widths[columns] = max(map(len, capsys.readouterr().out.splitlines()))
+        with redirect_stdout(StringIO()) as out:  # `capsys` joins lines
+            assert run_main(monkeypatch, "train", "--help") == 0
+        widths[columns] = max(map(len, out.getvalue().splitlines()))
     assert widths[80] <= 80 < widths[160] <= 160
 
 

@@ -14,7 +14,7 @@ from safetensors.torch import load_file, save_file
 from typer.testing import CliRunner
 
 from bertrain.cli import weights
-from bertrain.tasks.fill_mask import fill_mask
+from bertrain.training.fill_mask import fill_mask
 from bertrain.weights.export import export, import_weights
 from bertrain.weights.inspect import compare_weights, is_same, show_weights
 from bertrain.weights.source import read_weights

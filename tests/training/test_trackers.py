@@ -82,10 +82,12 @@ def wandb_records(content: bytes) -> Iterator[bytes]:
 
 
 def test_wandb_has_one_id_for_both_starts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    import wandb
     from wandb.proto import wandb_internal_pb2
 
     monkeypatch.setenv("WANDB_MODE", "offline")
     run = train_in_two_parts(tmp_path, "wandb,tensorboard")
+    wandb.teardown()  # its own process may still hold the records when finish() returns, until it ends with ours
     known = (run / "trackers" / "wandb").read_text().strip()
     files = sorted((run / "wandb").glob("offline-run-*/run-*.wandb"))
     assert [path.name for path in files] == [f"run-{known}.wandb"] * 2

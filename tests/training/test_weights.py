@@ -10,7 +10,7 @@ import torch
 
 from bertrain.base.errors import UserError
 from bertrain.config.resolve import resolve
-from bertrain.tasks.fill_mask import fill_mask
+from bertrain.training.fill_mask import fill_mask
 from bertrain.training.start import pretrain
 from bertrain.weights.export import export
 from bertrain.weights.source import build_model, read_weights

@@ -9,7 +9,7 @@ import numpy as np
 from safetensors.torch import load_file
 
 from bertrain.config.resolve import resolve
-from bertrain.tasks.fill_mask import fill_mask
+from bertrain.training.fill_mask import fill_mask
 from bertrain.training.start import pretrain
 from bertrain.weights.export import export
 from bertrain.weights.inspect import compare_weights, is_same

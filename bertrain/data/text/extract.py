@@ -192,7 +192,8 @@ def _look_at(
     is_auto = document_end == "auto"
     joins = found.wrapped and sentences != "lines" if is_auto else document_end == "file"
     document_end = found.document_end if is_auto else document_end
-    found = replace(found, document_end=document_end, wrapped=joins if wrapped is None else wrapped)
+    why = found.why if is_auto else "--document-end"
+    found = replace(found, document_end=document_end, why=why, wrapped=joins if wrapped is None else wrapped)
     language = (found.language or "en") if language == "auto" else language
     rules = f"sentences are split by the rules of {LANGUAGES.get(language, language)}"
     return _Source(

@@ -7,6 +7,7 @@ at a column, a blank line ends a paragraph, and a file is a document or a whole 
 from __future__ import annotations
 
 import codecs
+import math
 import re
 from collections import Counter
 from collections.abc import Iterable
@@ -29,6 +30,8 @@ from bertrain.data.text.streams import DAMAGE, Stream, check_encoding, open_stre
 SAMPLED_FILES, SAMPLED_BYTES = 64, 1 << 16
 TABLES = ("csv", "jsonl", "parquet", "arrow")
 LONG_STRING = 40  # characters, on average, of a column that is taken for the text
+SMALL_FILE = 1 << 17  # bytes at the median of files that hold one document each
+ARTICLES, LONG_ARTICLE = 20, 1 << 20  # so many files with paragraphs may be larger, as long articles are
 _ENDS_SENTENCE = tuple('.!?:;…。！？"”»)')
 _SENTENCE_WITHIN = re.compile(r"[.!?…][\"”»')\]]*\s+\S|[。！？].")
 _DOCUMENTS = {
@@ -48,6 +51,7 @@ class Survey:
     forms: dict[str, int]  # sampled files by format; "" for those that are not text
     encoding: str  # of plain text; "" if it is none of UTF-8, UTF-16 and the given one
     document_end: DocumentEnd
+    why: str  # the reason for document_end
     wrapped: bool
     language: str  # its code, or "" if it is not recognized
     text_column: str = "text"
@@ -63,7 +67,8 @@ class Survey:
             return ["; ".join(filter(None, facts))]
         facts.append(self.encoding.upper() or "neither UTF-8 nor UTF-16")
         lines = "wrapped lines are joined" if self.wrapped else "lines are not joined"
-        return ["; ".join(filter(None, facts)), f"{_DOCUMENTS[self.document_end]}; {lines}"]
+        how = f"{_DOCUMENTS[self.document_end]} ({self.why}); {lines}"
+        return ["; ".join(filter(None, facts)), how]
 
 
 class Sample(NamedTuple):
@@ -90,7 +95,7 @@ def survey(
             for stream in islice(open_streams(path, lambda _: None), SAMPLED_FILES):
                 samples.append(_sample(recode(stream, encoding), reading, path.stat().st_size))
     texts = [sample for sample in samples if sample.form == "text"]
-    end, wrapped = document_form(texts)
+    end, wrapped, why = document_form(texts)
     codings = Counter(sample.encoding for sample in texts)
     return Survey(
         files=len(files),
@@ -98,6 +103,7 @@ def survey(
         forms=dict(Counter(sample.form for sample in samples).most_common()),
         encoding="" if "" in codings else max(codings, key=codings.__getitem__, default="utf-8"),
         document_end=end,
+        why=why,
         wrapped=wrapped,
         language=guess_language([sample.text for sample in samples]),
         text_column=text_column,
@@ -129,21 +135,26 @@ def _sample(stream: Stream, reading: Reading, size: int) -> Sample:
         return Sample(form, head.decode(errors="ignore"), "", size)
 
 
-def document_form(samples: list[Sample]) -> tuple[DocumentEnd, bool]:
-    """What ends a document in these plain texts, and whether their lines are wrapped."""
+def document_form(samples: list[Sample]) -> tuple[DocumentEnd, bool, str]:
+    """What ends a document in these plain texts, whether their lines are wrapped, and the reason."""
     texts = [[line.rstrip() for line in sample.text.split("\n")] for sample in samples]
     lines = [line for text in texts for line in text if line]
     blocks = [block for sample in samples for block in re.split(r"\n\s*\n", sample.text) if block.strip()]
-    are_small = len(samples) > 1 and median(sample.size for sample in samples) <= 1 << 17
+    typical = median(sample.size for sample in samples) if len(samples) > 1 else math.inf
+    files = "a file" if math.isinf(typical) else f"files of about {amount(typical, 'B')}"
+    are_articles = typical <= SMALL_FILE or (typical <= LONG_ARTICLE and len(samples) >= ARTICLES)
     if _are_wrapped(texts):
-        return ("file" if are_small or len(samples) >= 50 else "size"), True
+        return ("file" if are_articles or len(samples) >= 50 else "size"), True, f"{files}, of wrapped prose"
     if len(blocks) <= len(samples):  # no blank lines
         are_long = [len(line) >= 400 or len(_SENTENCE_WITHIN.findall(line)) >= 2 for line in lines]
         are_many = len(lines) >= 50 or any(sample.size > SAMPLED_BYTES for sample in samples)
         has_documents = are_many and sum(are_long) > len(lines) / 2
-        return ("file" if are_small else "line" if has_documents else "size"), False
-    are_paragraphs = sum("\n" not in block.strip() for block in blocks) > len(blocks) / 2
-    return ("file" if are_small and are_paragraphs else "blank-line"), False
+        end: DocumentEnd = "file" if typical <= SMALL_FILE else "line" if has_documents else "size"
+        return end, False, f"{files}, of {'long ' if has_documents else ''}lines without blank lines between them"
+    if sum("\n" not in block.strip() for block in blocks) <= len(blocks) / 2:
+        return "blank-line", False, "several lines stand between two blank lines"
+    why = f"{files}, of paragraphs with blank lines between them"
+    return ("file" if are_articles else "blank-line"), False, why
 
 
 def _are_wrapped(texts: list[list[str]]) -> bool:

@@ -2,26 +2,29 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from itertools import pairwise
 from pathlib import Path
+from typing import Literal
 
 import numpy as np
 import torch
 
 from bertrain.base.errors import UserError
-from bertrain.config.settings import BatchSettings, DataSettings, Settings, TaskSettings
+from bertrain.config.settings import BatchSettings, DataSettings, Settings, TaskSettings, TrainSettings
 from bertrain.data.feed.loader import Loader
 from bertrain.data.formats.block import Block, Masks, flat_ranges
 from bertrain.data.text.tokenizer import AnyTokenizer, tokenizer_of
 from bertrain.data.text.vocabulary import Vocabulary
 from bertrain.model.batch import IGNORED
-from bertrain.model.encoder import EncoderModel
+from bertrain.ranks.parallel import Ranks
 from bertrain.tasks.data import TaskData
-from bertrain.weights.source import build_model, read_weights
-
-TOKENS_AT_ONCE = 2048  # of a bin
+from bertrain.training.engine import Predictor
+from bertrain.training.evaluate import load_predictor
+from bertrain.training.task_evaluator import TOKENS_AT_ONCE
+from bertrain.weights.source import NEWEST, read_weights
 
 
 @dataclass(frozen=True)
@@ -30,33 +33,59 @@ class Guess:
     probability: float
 
 
-def fill_mask(source: str | Path, sentences: str | list[str], *, top: int = 5) -> list[list[list[Guess]]]:
+def fill_mask(
+    source: str | Path,
+    sentences: str | list[str],
+    *,
+    top: int = 5,
+    device: Literal["auto", "cpu", "cuda"] = "auto",
+) -> list[list[list[Guess]]]:
     """The `top` guesses for each [MASK] of each sentence, by weights in any format that `show_weights` reads.
 
     Example: bertrain.fill_mask("runs/tiny", "the [MASK] of france")[0][0][0].word
     """
-    filler = MaskFiller.open(source)
-    return filler.fill(filler.encode([sentences] if isinstance(sentences, str) else sentences), top)
+    with open_filler(source, device=device) as filler:
+        return filler.fill(filler.encode([sentences] if isinstance(sentences, str) else sentences), top)
+
+
+@contextmanager
+def open_filler(
+    source: str | Path,
+    which: str = NEWEST,
+    *,
+    device: Literal["auto", "cpu", "cuda"] = "auto",
+    hang_timeout: str = TrainSettings.hang_timeout,
+) -> Iterator[MaskFiller]:
+    """The model with an MLM head of `source`, in fp32 on a device."""
+    weights = read_weights(source, which)
+    if weights.vocabulary is None:
+        cure = "put its vocab.txt there, or use `bertrain weights import --vocab FILE`"
+        raise UserError("missing-vocabulary", f"{source} has no vocabulary; {cure}")
+    if weights.settings.head != "pretrain":
+        why = f"{source} is fine-tuned, without an MLM head"
+        raise UserError("no-pretraining-head", f"{why}; use its initial weights")
+    longest = weights.settings.max_positions
+    settings = Settings(
+        model=replace(weights.settings, nsp=False),  # sentences are no pairs
+        data=DataSettings(max_seq_length=longest),
+        task=TaskSettings(name="fill-mask"),
+        train=TrainSettings(device=device, precision="fp32", hang_timeout=hang_timeout),
+    )
+    with load_predictor(weights, settings) as (predict, ranks):
+        budget = max(TOKENS_AT_ONCE[ranks.device.type], longest)
+        settings = replace(settings, batch=BatchSettings(sequences=1, token_budget=budget))
+        yield MaskFiller(settings, weights.vocabulary, tokenizer_of(weights.vocabulary), predict, ranks)
 
 
 @dataclass(frozen=True)
 class MaskFiller:
-    """A model with an MLM head, on the CPU in fp32."""
+    """A model with an MLM head, ready on its device."""
 
-    model: EncoderModel
+    settings: Settings
     vocabulary: Vocabulary
     tokenizer: AnyTokenizer
-
-    @staticmethod
-    def open(source: str | Path, which: str = "newest") -> MaskFiller:
-        weights = read_weights(source, which)
-        if weights.vocabulary is None:
-            cure = "put its vocab.txt there, or use `bertrain weights import --vocab FILE`"
-            raise UserError("missing-vocabulary", f"{source} has no vocabulary; {cure}")
-        if weights.settings.head != "pretrain":
-            why = f"{source} is fine-tuned, without an MLM head"
-            raise UserError("no-pretraining-head", f"{why}; use its initial weights")
-        return MaskFiller(build_model(weights), weights.vocabulary, tokenizer_of(weights.vocabulary))
+    predict: Predictor
+    ranks: Ranks
 
     def encode(self, sentences: Sequence[str]) -> Block:
         """The tokens of sentences, with the place of each [MASK]."""
@@ -69,7 +98,7 @@ class MaskFiller:
             if len(pieces) == 1:
                 raise UserError("no-mask", f"there is no [MASK] in {sentence!r}")
             rows.append([start, *pieces[0], *(token for piece in pieces[1:] for token in (mask, *piece)), end])
-            limit = self.model.settings.max_positions
+            limit = self.settings.data.max_seq_length
             if len(rows[-1]) > limit:
                 raise UserError(
                     "sentence-too-long", f"the sentence has {len(rows[-1])} tokens; the model reads {limit}"
@@ -84,17 +113,16 @@ class MaskFiller:
     def fill(self, block: Block, top: int) -> list[list[list[Guess]]]:
         """The `top` guesses for each [MASK] of each row, computed in bins of several rows."""
         assert block.masks is not None
-        longest, num_words = self.model.settings.max_positions, len(self.vocabulary.words)
-        settings = Settings(
-            model=replace(self.model.settings, nsp=False),  # sentences are no pairs
-            data=DataSettings(max_seq_length=longest),
-            task=TaskSettings(name="fill-mask"),
-            batch=BatchSettings(sequences=1, token_budget=max(TOKENS_AT_ONCE, longest)),
-        )
-        loader = Loader(TaskData(block, Path(), self.vocabulary, longest), settings)
+        num_words, device = len(self.vocabulary.words), self.ranks.device
+        data = TaskData(block, Path(), self.vocabulary, self.settings.data.max_seq_length)
+        loader = Loader(data, self.settings)
         found: list[list[Guess]] = [[] for _ in range(len(block.masks.positions))]
         for rows, batch in loader.evaluation_bins(0, len(block)):
-            logits = self.model(batch.without_padding()).mlm_logits[: batch.num_predictions, :num_words]
+            self.ranks.heartbeat.move()
+            batch = batch.without_padding() if device.type == "cpu" else batch.to(device)
+            logits = self.predict(batch).mlm_logits
+            assert logits is not None
+            logits = logits[: batch.num_predictions, :num_words].float()
             probabilities, words = logits.softmax(-1).topk(min(top, num_words))
             places = flat_ranges(block.masks.offsets[rows], block.masks.counts[rows])
             for place, *row in zip(places, words.tolist(), probabilities.tolist(), strict=True):
