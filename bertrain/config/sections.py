@@ -281,8 +281,10 @@ class BatchSettings:
 class OptimizerSettings:
     """The optimizer and gradient clipping."""
 
-    name: Literal["lamb", "adamw", "muon", "madgrad", "acclip"] = setting(
-        "lamb", "the optimizer. muon: for the matrices of the encoder's layers, and adamw for the rest"
+    name: Literal["lamb", "adamw", "stableadamw", "muon", "madgrad", "acclip"] = setting(
+        "lamb",
+        "the optimizer. stableadamw: adamw, with shorter steps for a tensor whose gradients suddenly grow; muon: for "
+        "the matrices of the encoder's layers, and adamw for the rest",
     )
     learning_rate: float = setting(4e-4, "base learning rate; -1: in fine-tuning, by the width of the weights", min=-1)
     beta1: float = setting(

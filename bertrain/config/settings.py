@@ -141,7 +141,7 @@ class Settings:
             raise UserError("out-of-range", f"optimizer.learning_rate is {rate:g}; {advice}")
         for name, default in (("layer_decay", 1.0), ("frozen_layers", 0)):
             if optimizer.name in ("madgrad", "acclip") and getattr(optimizer, name) != default:
-                why = f"optimizer.{name} is for lamb, adamw and muon, not {optimizer.name}"
+                why = f"optimizer.{name} is for lamb, adamw, stableadamw and muon, not {optimizer.name}"
                 raise UserError("conflicting-settings", why)
         frozen = optimizer.frozen_layers
         if frozen > layers:
