@@ -318,7 +318,7 @@ class OptimizerSettings:
 
 @dataclass(frozen=True, kw_only=True)
 class ScheduleSettings:
-    """Learning-rate schedule: linear warm-up, then decay."""
+    """Learning-rate schedule: linear warm-up, the base rate if the decay starts later, then decay."""
 
     warmup_steps: int = setting(0, "steps of linear warm-up", min=0)
     warmup_share: float = setting(
@@ -327,16 +327,23 @@ class ScheduleSettings:
     start_warmup_step: int = setting(
         0, "step at which the line of the warm-up is 0; negative: training starts part of the way up", max=0
     )
-    decay: Literal["polynomial", "linear", "square-root", "cosine", "constant"] = setting(
+    decay: Literal["polynomial", "linear", "square-root", "1-sqrt", "cosine", "constant"] = setting(
         "polynomial",
         "factor of the learning rate after a share s of the decay. polynomial: (1 - s) ^ power; linear: 1 - s; "
-        "square-root: sqrt(1 - s); cosine: (1 + cos(pi s)) / 2; constant: 1",
+        "square-root: sqrt(1 - s); 1-sqrt: 1 - sqrt(s); cosine: (1 + cos(pi s)) / 2; constant: 1",
     )
     decay_start: int = setting(
         0,
         "step from which the decay counts; the base rate holds until then. 0: as MLPerf's reference, where the rate "
         "drops onto the decay curve when the warm-up ends; the last step of the warm-up: no drop",
         min=0,
+    )
+    decay_share: float = setting(
+        0.0,
+        "decay over this last share of train.max_steps, and hold the base rate until then (warm-up, stable, decay: "
+        "WSD); 0: use decay_start",
+        min=0,
+        max=1,
     )
     decay_steps: int = setting(0, "step at which the decay ends; 0: train.max_steps", min=0)
     power: float = setting(1.0, "exponent of the polynomial decay", min=0)
@@ -423,6 +430,11 @@ class TrainSettings:
     )
     init_optimizer: Literal["reset", "keep"] = setting(
         "reset", "with --init RUN: optimizer state. reset: zero moments; keep: those of that run"
+    )
+    init_progress: Literal["reset", "keep"] = setting(
+        "reset",
+        "with --init RUN: step and place in the data. reset: the first; keep: those of that run, as `bertrain anneal` "
+        "does",
     )
     init_positions: Literal["same", "extend"] = setting(
         "same", "with --init: position embeddings. same: equally many; extend: initialize the missing ones"

@@ -63,6 +63,8 @@ class Settings:
         parse_fits(self.train.fits, "train.fits")
         for name in ("max_time", "budget", "hang_timeout"):
             parse_duration(getattr(self.train, name), f"train.{name}")
+        if self.train.init_progress == "keep" != self.train.init_optimizer:
+            raise UserError("conflicting-settings", "train.init_progress keep needs train.init_optimizer keep")
         if self.train.exchange_precision == "fp16" != self.train.precision:
             what = "train.exchange_precision fp16 needs the loss scale of train.precision fp16"
             raise UserError("conflicting-settings", f"{what}; use --train.exchange_precision bf16")
@@ -184,6 +186,15 @@ def _check_schedule(schedule: ScheduleSettings) -> None:
             "conflicting-settings",
             "schedule.warmup_share ends the warm-up; leave warmup_steps, start_warmup_step and decay_start out",
         )
+    if schedule.decay_share and (schedule.decay_start or schedule.decay_steps):
+        raise UserError(
+            "conflicting-settings",
+            "schedule.decay_share begins and ends the decay; leave decay_start and decay_steps out",
+        )
+    if (both := schedule.warmup_share + schedule.decay_share) > 1:
+        raise UserError(
+            "conflicting-settings", f"schedule.warmup_share and schedule.decay_share add up to {both:g}, more than 1"
+        )
     warmup_end, decay_end = schedule.warmup_steps + schedule.start_warmup_step, schedule.decay_steps
     if 0 < decay_end < warmup_end:
         raise UserError(
@@ -191,7 +202,7 @@ def _check_schedule(schedule: ScheduleSettings) -> None:
         )
     if 0 < decay_end <= schedule.decay_start:
         raise UserError("conflicting-settings", f"schedule.decay_start must be below schedule.decay_steps {decay_end}")
-    for name in ("decay_start", "decay_steps", "floor"):
+    for name in ("decay_start", "decay_share", "decay_steps", "floor"):
         if schedule.decay == "constant" and getattr(schedule, name):
             raise UserError("conflicting-settings", f"schedule.decay constant has no {name}; set --schedule.{name} 0")
     exponent = {"polynomial": schedule.power, "square-root": 0.5}.get(schedule.decay, 1.0)
