@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from typing import Any, Literal
 
 from bertrain.base.errors import UserError
@@ -246,6 +246,14 @@ class BatchSettings:
 
     sequences: int = setting(0, "examples in a step; 0: batch.tokens sets the size of a step", min=0)
     tokens: int = setting(0, "most real tokens in a step; 0: batch.sequences sets the size of a step", min=0)
+    ramp_tokens: int = setting(
+        0,
+        "tokens over which steps grow, linearly, from batch.ramp_from to their full size; 0: all have the full size",
+        min=0,
+    )
+    ramp_from: int = setting(
+        0, "with batch.ramp_tokens: size of the first step, in sequences or tokens as the full size is", min=0
+    )
     token_budget: int = setting(
         4096,
         "tokens in a bin (the micro-batch of a device): more need more memory and run faster. Another value changes "
@@ -275,6 +283,10 @@ class BatchSettings:
     bin_sequences: int = setting(
         0, "most examples in a bin; 0: 1.5 times what fits on average", min=0, experimental=True
     )
+
+    def without_ramp(self) -> BatchSettings:
+        """These settings with steps of full size from the first on."""
+        return replace(self, ramp_tokens=0, ramp_from=0)
 
 
 @dataclass(frozen=True, kw_only=True)

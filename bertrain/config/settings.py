@@ -123,6 +123,15 @@ class Settings:
             raise UserError("bin-too-small", f"batch.token_budget {budget} is below data.max_seq_length {longest}")
         if 0 < batch.tokens < longest:
             raise UserError("step-too-small", f"batch.tokens {batch.tokens} is below data.max_seq_length {longest}")
+        if bool(batch.ramp_tokens) != bool(batch.ramp_from):
+            raise UserError("conflicting-settings", "batch.ramp_tokens and batch.ramp_from make a ramp; set both")
+        if (full := batch.sequences or batch.tokens) < batch.ramp_from:
+            raise UserError("conflicting-settings", f"batch.ramp_from {batch.ramp_from} is above the full size {full}")
+        if batch.tokens and 0 < batch.ramp_from < longest:
+            first = f"batch.ramp_from {batch.ramp_from}"
+            raise UserError("step-too-small", f"{first} is below data.max_seq_length {longest}")
+        if batch.shares and batch.ramp_tokens:
+            raise UserError("conflicting-settings", "batch.shares needs steps of one size; leave batch.ramp_tokens out")
         if (shares := parse_shares(batch.shares)) and (not batch.sequences or batch.sequences % sum(shares)):
             parts = f"batch.shares {batch.shares} makes parts of {sum(shares)} examples"
             raise UserError("conflicting-settings", f"{parts}; make batch.sequences a multiple of that")

@@ -38,10 +38,10 @@ def content(run: Path) -> dict[str, bytes]:
     return {str(path): path.read_bytes() for path in run.rglob("*") if path.is_file()}
 
 
-@pytest.mark.parametrize("family", ["bert", "modern"])
+@pytest.mark.parametrize("family", helpers.FAMILIES)
 def test_annealing_is_the_decay_of_one_run_to_the_bit(family: str, tmp_path: Path) -> None:
     data, stable, annealed = helpers.make_data(tmp_path), tmp_path / "stable", tmp_path / "annealed"
-    settings = helpers.tiny_settings(**STABLE, model__family=family)
+    settings = helpers.tiny_settings(**STABLE, **helpers.FAMILIES[family])
     pretrain(settings, data, stable)
     before = content(stable)
 
@@ -49,7 +49,7 @@ def test_annealing_is_the_decay_of_one_run_to_the_bit(family: str, tmp_path: Pat
     assert content(stable) == before, "the first run stays as it is"
     decay = {"schedule__decay": "1-sqrt", "schedule__decay_start": 3, "train__max_steps": 7}
     whole = tmp_path / "whole"
-    pretrain(helpers.tiny_settings(**STABLE | decay, model__family=family), data, whole)
+    pretrain(helpers.tiny_settings(**STABLE | decay, **helpers.FAMILIES[family]), data, whole)
     assert_equal(state(annealed, 7), state(whole, 7))
     steps = records(annealed)
     assert [record["step"] for record in steps] == [4, 5, 6, 7]

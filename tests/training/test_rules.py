@@ -34,23 +34,23 @@ def test_madgrad_begins_where_the_weights_are(tmp_path: Path) -> None:
         assert torch.equal(tensor, weights[name]), name
 
 
-@pytest.mark.parametrize("family", ["bert", "modern"])
+@pytest.mark.parametrize("family", helpers.FAMILIES)
 @pytest.mark.parametrize("name", ["madgrad", "acclip", "muon", "stableadamw"])
 def test_a_model_learns(name: str, family: str, tmp_path: Path) -> None:
     """By the settings alone; tests/numerics shows it at length for the others."""
     data, run = helpers.make_data(tmp_path), tmp_path / "run"
-    common = {"model__family": family, "optimizer__learning_rate": 5e-3, "train__max_steps": 25}
+    common = helpers.FAMILIES[family] | {"optimizer__learning_rate": 5e-3, "train__max_steps": 25}
     pretrain(helpers.tiny_settings(**common, optimizer__name=name), data, run)
     losses = helpers.losses(run)
     assert sum(losses[-5:]) / 5 < losses[0] - 0.3, losses
     assert json.loads((run / "config.json").read_text())["settings"]["optimizer"]["name"] == name
 
 
-@pytest.mark.parametrize("family", ["bert", "modern"])
+@pytest.mark.parametrize("family", helpers.FAMILIES)
 @pytest.mark.parametrize("name", ["muon", "stableadamw"])
 def test_a_resumed_run_goes_on_to_the_last_bit(name: str, family: str, tmp_path: Path) -> None:
     data, whole, stopped = helpers.make_data(tmp_path), tmp_path / "whole", tmp_path / "stopped"
-    common = {"model__family": family, "train__max_steps": 4, "checkpoint__every_steps": 2}
+    common = helpers.FAMILIES[family] | {"train__max_steps": 4, "checkpoint__every_steps": 2}
     settings = helpers.tiny_settings(**common, optimizer__name=name)
     for run in (whole, stopped):
         pretrain(settings, data, run)
