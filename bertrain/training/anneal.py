@@ -53,7 +53,6 @@ def anneal(
 
     `which` is newest, best or the number of a step. `data` replaces the data of the run. `overrides` may change the
     shape of the decay (`schedule.decay`, `power`, `floor`) and settings that do not shape the training.
-
     """
     wanted = resolve_annealing(source, run, steps, which=which, data=data, overrides=overrides)
     with parallel.join(wanted.settings.train) as ranks:
