@@ -70,7 +70,7 @@ def test_growing_steps_across_ranks(data: Path, tmp_path: Path, family: str) -> 
         )
     tokens = [step["tokens"] for step in records(tmp_path / "1")]
     assert tokens[0] <= 100
-    assert 800 < tokens[-1] <= 900
+    assert 400 < tokens[-1] <= 900
     assert tokens == [step["tokens"] for step in records(tmp_path / "3")]
     assert_same_training(tmp_path / "3", tmp_path / "1")
 
