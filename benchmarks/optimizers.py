@@ -1,4 +1,4 @@
-"""LAMB, AdamW, Muon, MADGRAD and ACClip on the demo's model and articles: what each makes of a few hundred steps.
+"""The optimizers on the demo's model and articles: what each makes of a few hundred steps.
 
     python benchmarks/optimizers.py [--steps 200] [--output benchmarks/results]
 
@@ -28,6 +28,7 @@ DEMO = HERE.parent / "demo"
 RATES = {
     "lamb": (1e-3, 3e-3, 1e-2, 3e-2),
     "adamw": (3e-4, 1e-3, 3e-3, 1e-2),
+    "stableadamw": (3e-4, 1e-3, 3e-3, 1e-2),
     "muon": (1e-3, 3e-3, 1e-2, 3e-2),
     "madgrad": (1e-3, 3e-3, 1e-2, 3e-2),
     "acclip": (3e-4, 1e-3, 3e-3, 1e-2),

@@ -131,6 +131,42 @@ def resume(
     _finish(run)
 
 
+@app.command("anneal", context_settings=options.OVERRIDES)
+@options.takes_settings(options.RESUME_OPTIONS)
+def anneal(
+    source: options.RunFolder,
+    run: Annotated[Path, Option(*options.RUN_OPTIONS, help="the run folder to create or continue")],
+    steps: Annotated[int, Option(min=1, help="steps of the decay")],
+    overrides: options.Overrides,
+    checkpoint: options.Checkpoint = "newest",
+    data: Annotated[Path | None, Option(help="other prepared data; default: that of the run")] = None,
+    nproc: options.RankCount = 1,
+    restarts: options.Restarts = 0,
+) -> None:
+    """Decay the learning rate of a run from one of its checkpoints to zero, in a new run.
+
+    --schedule.decay, --schedule.power and --schedule.floor set the shape of the decay (default: 1-sqrt, to 0), as in
+    `bertrain pretrain`. The first run stays as it is.
+
+    Example: bertrain anneal runs/stable --run runs/annealed --steps 1000
+    """
+    from bertrain.run.folder import Run
+
+    changeable = [(key, value) for key, value in overrides if not key.startswith("schedule.")]
+    options.prepare_process(config.override(Run.open(source).settings, changeable).train)
+    from bertrain.training import anneal as annealing
+    from bertrain.training.start import preflight
+
+    if options.starts_ranks(nproc, restarts):
+        wanted = annealing.resolve_annealing(source, run, steps, which=checkpoint, data=data, overrides=overrides)
+        world, here = options.world(nproc), not options.is_launched()
+        preflight(wanted.settings, wanted.data, run, init=wanted.init, world=world, here=here)
+        read: list[Path | str] = [wanted.data, wanted.settings.evaluate.data]
+        options.start_ranks(nproc, restarts, [run], settings=wanted.settings, data=read)
+    annealing.anneal(source, run, steps, which=checkpoint, data=data, overrides=overrides)
+    _finish(run)
+
+
 @app.command("evaluate", context_settings=options.OVERRIDES)
 @options.takes_settings(options.TASK_OPTIONS)
 def evaluate(

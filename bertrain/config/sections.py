@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from typing import Any, Literal
 
 from bertrain.base.errors import UserError
@@ -254,6 +254,14 @@ class BatchSettings:
 
     sequences: int = setting(0, "examples in a step; 0: batch.tokens sets the size of a step", min=0)
     tokens: int = setting(0, "most real tokens in a step; 0: batch.sequences sets the size of a step", min=0)
+    ramp_tokens: int = setting(
+        0,
+        "tokens over which steps grow, linearly, from batch.ramp_from to their full size; 0: all have the full size",
+        min=0,
+    )
+    ramp_from: int = setting(
+        0, "with batch.ramp_tokens: size of the first step, in sequences or tokens as the full size is", min=0
+    )
     token_budget: int = setting(
         4096,
         "tokens in a bin (the micro-batch of a device): more need more memory and run faster. Another value changes "
@@ -284,13 +292,19 @@ class BatchSettings:
         0, "most examples in a bin; 0: 1.5 times what fits on average", min=0, experimental=True
     )
 
+    def without_ramp(self) -> BatchSettings:
+        """These settings with steps of full size from the first on."""
+        return replace(self, ramp_tokens=0, ramp_from=0)
+
 
 @dataclass(frozen=True, kw_only=True)
 class OptimizerSettings:
     """The optimizer and gradient clipping."""
 
-    name: Literal["lamb", "adamw", "muon", "madgrad", "acclip"] = setting(
-        "lamb", "the optimizer. muon: for the matrices of the encoder's layers, and adamw for the rest"
+    name: Literal["lamb", "adamw", "stableadamw", "muon", "madgrad", "acclip"] = setting(
+        "lamb",
+        "the optimizer. stableadamw: adamw, with shorter steps for a tensor whose gradients suddenly grow; muon: for "
+        "the matrices of the encoder's layers, and adamw for the rest",
     )
     learning_rate: float = setting(4e-4, "base learning rate; -1: in fine-tuning, by the width of the weights", min=-1)
     beta1: float = setting(
@@ -324,7 +338,7 @@ class OptimizerSettings:
 
 @dataclass(frozen=True, kw_only=True)
 class ScheduleSettings:
-    """Learning-rate schedule: linear warm-up, then decay."""
+    """Learning-rate schedule: linear warm-up, the base rate if the decay starts later, then decay."""
 
     warmup_steps: int = setting(0, "steps of linear warm-up", min=0)
     warmup_share: float = setting(
@@ -333,16 +347,23 @@ class ScheduleSettings:
     start_warmup_step: int = setting(
         0, "step at which the line of the warm-up is 0; negative: training starts part of the way up", max=0
     )
-    decay: Literal["polynomial", "linear", "square-root", "cosine", "constant"] = setting(
+    decay: Literal["polynomial", "linear", "square-root", "1-sqrt", "cosine", "constant"] = setting(
         "polynomial",
         "factor of the learning rate after a share s of the decay. polynomial: (1 - s) ^ power; linear: 1 - s; "
-        "square-root: sqrt(1 - s); cosine: (1 + cos(pi s)) / 2; constant: 1",
+        "square-root: sqrt(1 - s); 1-sqrt: 1 - sqrt(s); cosine: (1 + cos(pi s)) / 2; constant: 1",
     )
     decay_start: int = setting(
         0,
         "step from which the decay counts; the base rate holds until then. 0: as MLPerf's reference, where the rate "
         "drops onto the decay curve when the warm-up ends; the last step of the warm-up: no drop",
         min=0,
+    )
+    decay_share: float = setting(
+        0.0,
+        "decay over this last share of train.max_steps, and hold the base rate until then (warm-up, stable, decay: "
+        "WSD); 0: use decay_start",
+        min=0,
+        max=1,
     )
     decay_steps: int = setting(0, "step at which the decay ends; 0: train.max_steps", min=0)
     power: float = setting(1.0, "exponent of the polynomial decay", min=0)
@@ -429,6 +450,11 @@ class TrainSettings:
     )
     init_optimizer: Literal["reset", "keep"] = setting(
         "reset", "with --init RUN: optimizer state. reset: zero moments; keep: those of that run"
+    )
+    init_progress: Literal["reset", "keep"] = setting(
+        "reset",
+        "with --init RUN: step and place in the data. reset: the first; keep: those of that run, as `bertrain anneal` "
+        "does",
     )
     init_positions: Literal["same", "extend"] = setting(
         "same", "with --init: position embeddings. same: equally many; extend: initialize the missing ones"

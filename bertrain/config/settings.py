@@ -63,6 +63,8 @@ class Settings:
         parse_fits(self.train.fits, "train.fits")
         for name in ("max_time", "budget", "hang_timeout"):
             parse_duration(getattr(self.train, name), f"train.{name}")
+        if self.train.init_progress == "keep" != self.train.init_optimizer:
+            raise UserError("conflicting-settings", "train.init_progress keep needs train.init_optimizer keep")
         if self.train.exchange_precision == "fp16" != self.train.precision:
             what = "train.exchange_precision fp16 needs the loss scale of train.precision fp16"
             raise UserError("conflicting-settings", f"{what}; use --train.exchange_precision bf16")
@@ -121,6 +123,15 @@ class Settings:
             raise UserError("bin-too-small", f"batch.token_budget {budget} is below data.max_seq_length {longest}")
         if 0 < batch.tokens < longest:
             raise UserError("step-too-small", f"batch.tokens {batch.tokens} is below data.max_seq_length {longest}")
+        if bool(batch.ramp_tokens) != bool(batch.ramp_from):
+            raise UserError("conflicting-settings", "batch.ramp_tokens and batch.ramp_from make a ramp; set both")
+        if (full := batch.sequences or batch.tokens) < batch.ramp_from:
+            raise UserError("conflicting-settings", f"batch.ramp_from {batch.ramp_from} is above the full size {full}")
+        if batch.tokens and 0 < batch.ramp_from < longest:
+            first = f"batch.ramp_from {batch.ramp_from}"
+            raise UserError("step-too-small", f"{first} is below data.max_seq_length {longest}")
+        if batch.shares and batch.ramp_tokens:
+            raise UserError("conflicting-settings", "batch.shares needs steps of one size; leave batch.ramp_tokens out")
         if (shares := parse_shares(batch.shares)) and (not batch.sequences or batch.sequences % sum(shares)):
             parts = f"batch.shares {batch.shares} makes parts of {sum(shares)} examples"
             raise UserError("conflicting-settings", f"{parts}; make batch.sequences a multiple of that")
@@ -141,7 +152,7 @@ class Settings:
             raise UserError("out-of-range", f"optimizer.learning_rate is {rate:g}; {advice}")
         for name, default in (("layer_decay", 1.0), ("frozen_layers", 0)):
             if optimizer.name in ("madgrad", "acclip") and getattr(optimizer, name) != default:
-                why = f"optimizer.{name} is for lamb, adamw and muon, not {optimizer.name}"
+                why = f"optimizer.{name} is for lamb, adamw, stableadamw and muon, not {optimizer.name}"
                 raise UserError("conflicting-settings", why)
         frozen = optimizer.frozen_layers
         if frozen > layers:
@@ -184,6 +195,15 @@ def _check_schedule(schedule: ScheduleSettings) -> None:
             "conflicting-settings",
             "schedule.warmup_share ends the warm-up; leave warmup_steps, start_warmup_step and decay_start out",
         )
+    if schedule.decay_share and (schedule.decay_start or schedule.decay_steps):
+        raise UserError(
+            "conflicting-settings",
+            "schedule.decay_share begins and ends the decay; leave decay_start and decay_steps out",
+        )
+    if (both := schedule.warmup_share + schedule.decay_share) > 1:
+        raise UserError(
+            "conflicting-settings", f"schedule.warmup_share and schedule.decay_share add up to {both:g}, more than 1"
+        )
     warmup_end, decay_end = schedule.warmup_steps + schedule.start_warmup_step, schedule.decay_steps
     if 0 < decay_end < warmup_end:
         raise UserError(
@@ -191,7 +211,7 @@ def _check_schedule(schedule: ScheduleSettings) -> None:
         )
     if 0 < decay_end <= schedule.decay_start:
         raise UserError("conflicting-settings", f"schedule.decay_start must be below schedule.decay_steps {decay_end}")
-    for name in ("decay_start", "decay_steps", "floor"):
+    for name in ("decay_start", "decay_share", "decay_steps", "floor"):
         if schedule.decay == "constant" and getattr(schedule, name):
             raise UserError("conflicting-settings", f"schedule.decay constant has no {name}; set --schedule.{name} 0")
     exponent = {"polynomial": schedule.power, "square-root": 0.5}.get(schedule.decay, 1.0)

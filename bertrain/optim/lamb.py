@@ -28,7 +28,7 @@ class Adam(Optimizer):
         adapted = self.slices(update)
         if adapted:
             torch._foreach_add_(adapted, self.slices(self.values), alpha=self.settings.weight_decay)
-        self.rescale(adapted)
+        self.rescale(update)
         scaled = [segment for segment in self.segments if segment.rate != 1.0]
         if scaled:
             rates = [segment.rate for segment in scaled]
@@ -39,8 +39,22 @@ class Adam(Optimizer):
     def direction(self, gradient: Tensor, apply: Tensor) -> Tensor:
         """Update the moments and return u without its decay, in the memory of `gradient`."""
 
-    def rescale(self, updates: list[Tensor]) -> None:
-        """Scale the updates of the matrices, in place; by default, leave them unchanged."""
+    def rescale(self, update: Tensor) -> None:
+        """Scale the updates of tensors, in place; by default, leave them unchanged."""
+
+    def add_to_moments(self, gradient: Tensor, apply: Tensor) -> None:
+        """Update both moments; leaves the squares in `gradient`."""
+        first, second = self.buffers["first_moment"], self.buffers["second_moment"]
+        first.lerp_(gradient, apply * (1 - self.settings.beta1))
+        second.lerp_(gradient.square_(), apply * (1 - self.settings.beta2))
+
+    def ratio_of_moments(self, out: Tensor) -> Tensor:
+        """The corrected first moment over the root of the second, in the memory of `out`."""
+        correction1, correction2 = self.corrections()
+        update = torch.div(self.buffers["first_moment"], correction1, out=out)
+        for part, moment in zip(update.split(WINDOW), self.buffers["second_moment"].split(WINDOW), strict=True):
+            part /= (moment / correction2).sqrt_().add_(self.settings.epsilon)
+        return update
 
     def corrections(self) -> list[Tensor]:
         """1 - beta^t for both betas."""
@@ -53,14 +67,8 @@ class AdamW(Adam):
     TEMPORARY_BYTES = 4
 
     def direction(self, gradient: Tensor, apply: Tensor) -> Tensor:
-        first, second = self.buffers["first_moment"], self.buffers["second_moment"]
-        first.lerp_(gradient, apply * (1 - self.settings.beta1))
-        second.lerp_(gradient.square_(), apply * (1 - self.settings.beta2))
-        correction1, correction2 = self.corrections()
-        update = torch.div(first, correction1, out=gradient)
-        for part, moment in zip(update.split(WINDOW), second.split(WINDOW), strict=True):
-            part /= (moment / correction2).sqrt_().add_(self.settings.epsilon)
-        return update
+        self.add_to_moments(gradient, apply)
+        return self.ratio_of_moments(out=gradient)
 
 
 class Lamb(AdamW):
@@ -70,7 +78,8 @@ class Lamb(AdamW):
         numbers = [segment.tensor for segment in self.adapted]
         self._numbers = torch.tensor(numbers, dtype=torch.int64, device=self.values.device)
 
-    def rescale(self, updates: list[Tensor]) -> None:
+    def rescale(self, update: Tensor) -> None:
+        updates = self.slices(update)
         # The norms of a tensor are those of all its parts, in the shards of all ranks.
         squares = torch.zeros(len(self.arena.segments), 2, device=self.values.device)
         if updates:

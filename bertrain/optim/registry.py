@@ -13,9 +13,10 @@ from bertrain.optim.lamb import AdamW, Lamb
 from bertrain.optim.madgrad import Madgrad
 from bertrain.optim.muon import Muon
 from bertrain.optim.optimizer import Optimizer
+from bertrain.optim.stableadamw import StableAdamW
 
 OPTIMIZERS: dict[str, type[Optimizer]] = {
-    "lamb": Lamb, "adamw": AdamW, "muon": Muon, "madgrad": Madgrad, "acclip": AcClip,
+    "lamb": Lamb, "adamw": AdamW, "stableadamw": StableAdamW, "muon": Muon, "madgrad": Madgrad, "acclip": AcClip,
 }  # fmt: skip
 
 

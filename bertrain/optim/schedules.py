@@ -1,4 +1,4 @@
-"""The learning rate of a step: linear warm-up, then decay; a pure function of the step's number."""
+"""The learning rate of a step: linear warm-up, base rate, decay; a pure function of the step's number."""
 
 from __future__ import annotations
 
@@ -14,7 +14,8 @@ def learning_rate(step: int, base: float, schedule: ScheduleSettings, max_steps:
     While step - start_warmup_step < warmup_steps, the rate is base * (step - start_warmup_step) / warmup_steps. Then it
     follows the decay, which counts from decay_start independently of the warm-up: from step 0 in MLPerf's reference,
     with a jump after the warm-up; from the end of the warm-up, without a jump. From decay_steps on, the rate is base *
-    floor. With warmup_share, the warm-up is that share of `max_steps`, and the decay counts from its end.
+    floor. With warmup_share, the warm-up is that share of `max_steps`, and the decay counts from its end; with
+    decay_share, from that share before `max_steps`.
     """
     schedule = in_steps(schedule, max_steps)
     since_start = step - schedule.start_warmup_step
@@ -26,11 +27,14 @@ def learning_rate(step: int, base: float, schedule: ScheduleSettings, max_steps:
 
 
 def in_steps(schedule: ScheduleSettings, max_steps: int) -> ScheduleSettings:
-    """The schedule with `warmup_share` converted to steps."""
-    if not schedule.warmup_share:
-        return schedule
-    steps = round(schedule.warmup_share * max_steps)
-    return replace(schedule, warmup_share=0.0, warmup_steps=steps, decay_start=steps)
+    """The schedule with shares of `max_steps` converted to steps."""
+    if schedule.warmup_share:
+        steps = round(schedule.warmup_share * max_steps)
+        schedule = replace(schedule, warmup_share=0.0, warmup_steps=steps, decay_start=steps)
+    if schedule.decay_share:
+        steps = round(schedule.decay_share * max_steps)
+        schedule = replace(schedule, decay_share=0.0, decay_start=max_steps - steps)
+    return schedule
 
 
 def remaining(share: float, schedule: ScheduleSettings) -> float:
@@ -42,6 +46,8 @@ def remaining(share: float, schedule: ScheduleSettings) -> float:
             return 1 - share
         case "square-root":
             return math.sqrt(1 - share)
+        case "1-sqrt":
+            return 1 - math.sqrt(share)
         case "cosine":
             return (1 + math.cos(math.pi * share)) / 2
         case "constant":

@@ -10,6 +10,7 @@ import itertools
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
+from fractions import Fraction
 from importlib.resources import files
 from pathlib import Path
 from typing import Any
@@ -22,6 +23,7 @@ from bertrain.config.choices import EngineName, PolicyName
 from bertrain.config.settings import Settings
 from bertrain.data.feed.balance import per_rank
 from bertrain.data.feed.batching import bin_capacity, choose_policy, step_rows, strata_of
+from bertrain.data.feed.step_size import StepSize
 from bertrain.data.formats.masking import Ints, count_predictions
 from bertrain.data.formats.pack import read_lengths
 from bertrain.data.formats.source import DataSource
@@ -57,8 +59,12 @@ def lengths_of(table: Path, longest: int) -> Ints:
     return np.random.default_rng(0).choice(len(histogram), DRAWN, p=histogram / histogram.sum())
 
 
+def mean_of(lengths: Ints) -> Fraction:
+    return Fraction(int(lengths.sum()), len(lengths))
+
+
 def deal_steps(settings: Settings, lengths: Ints, ranks: int, steps: int = STEPS) -> tuple[list[Load], float]:
-    """What each rank computes in the first steps, by the recipe's policy, and the mean sequences of a step."""
+    """What each rank computes in some full steps, by the recipe's policy, and the mean sequences of a step."""
     batch, data = settings.batch, settings.data
     policy = choose_policy(batch.policy, group_size=batch.group_size, packing=batch.packing)
     mean = float(lengths.mean())
@@ -134,19 +140,20 @@ def make_plan(wish: Wish, count: int) -> Plan:
     refuse_too_little(settings, place_of(wish, count), is_begun=False)
     loads, sequences = deal_steps(settings, wish.lengths, count)
     step = step_time(settings, loads, cluster, design, jitter=wish.jitter)
+    sizes = StepSize.of(settings.batch, mean_of(wish.lengths))
     batch = settings.nominal_sequences or sequences
     if wish.target:
         samples = samples_to_target(batch, wish.target)
-        steps = math.ceil(samples / sequences)
+        steps = math.ceil(sizes.steps_for(samples) if settings.batch.ramp_tokens else samples / sequences)
         evaluations = samples / evaluation_interval(batch)
     else:
         steps = settings.train.last_step() or 0
         if not steps:
             raise UserError("no-steps-to-plan", "the recipe trains for a time, not for steps; set --train.max_steps")
         every = settings.evaluate.every_samples
-        evaluations = steps * sequences / every if settings.evaluates and every else 0.0
+        evaluations = sizes.full_steps(steps) * sequences / every if settings.evaluates and every else 0.0
     evaluation = evaluations * evaluation_seconds(settings, cluster, design, EVALUATED)
-    seconds = START_UP_S + steps * step.seconds + evaluation
+    seconds = START_UP_S + sizes.full_steps(steps) * step.seconds + evaluation
     hours = count * seconds / 3600
     waiting = step.imbalance / (step.seconds - step.exchange - step.optimizer - step.stragglers)
     return Plan(count, settings.batch.token_budget, settings.batch.policy, step, waiting, sequences, steps, evaluation,
@@ -262,10 +269,13 @@ class Prediction:
     step_s: float
     steps: int | None
     """None: as many as fit into train.budget."""
+    full_steps: float
+    """As many full steps as have the examples of all steps."""
     until: str = ""
 
     def text(self) -> str:
-        end = f", {time_text(START_UP_S + self.steps * self.step_s)} for {self.steps:,} steps" if self.steps else ""
+        seconds = START_UP_S + self.full_steps * self.step_s
+        end = f", {time_text(seconds)} for {self.steps:,} steps" if self.steps else ""
         return f"time by `bertrain plan` for {self.devices}: {1e3 * self.step_s:.1f} ms a step{end}{self.until}"
 
 
@@ -283,7 +293,9 @@ def predict_run(
     if settings.task.name or train.precision not in gpu.products or train.kernels not in ("auto", "fused"):
         return None
     cluster = Cluster(gpu, find_network(network, gpu, per_node), count, per_node)
-    loads, sequences = deal_steps(settings, lengths[:: 1 + len(lengths) // DRAWN].astype(np.int64), count, steps=1)
+    some = lengths[:: 1 + len(lengths) // DRAWN].astype(np.int64)
+    loads, sequences = deal_steps(settings, some, count, steps=1)
+    sizes = StepSize.of(settings.batch, mean_of(some))
     step_s = step_time(settings, loads, cluster, Design.of(settings), jitter=0.01).seconds
     nodes = -(-count // per_node)
     devices = f"{count:,} {gpu.name}" + (
@@ -292,8 +304,9 @@ def predict_run(
     batch = settings.nominal_sequences or sequences
     if settings.evaluate.target_accuracy == TARGET and min(POINTS) <= batch <= max(POINTS):
         steps = math.ceil(samples_to_target(batch) / batch)
-        return Prediction(devices, step_s, steps, f" to {TARGET:g} by MLPerf's convergence points")
-    return Prediction(devices, step_s, train.last_step())
+        until = f" to {TARGET:g} by MLPerf's convergence points"
+        return Prediction(devices, step_s, steps, sizes.full_steps(steps), until)
+    return Prediction(devices, step_s, train.last_step(), sizes.full_steps(train.last_step() or 0))
 
 
 def time_text(seconds: float) -> str:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 import sys
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 from bertrain.base.formatting import duration
@@ -59,11 +60,13 @@ def make_plan(
     seconds_per_evaluation: float,
     *,
     can_shrink: bool,
+    steps_ahead: Callable[[float], float] = lambda steps: steps,
 ) -> Plan:
     """The plan of a run that has reached `progress`, at its present speed.
 
     Evaluations take at most EVALUATION_SHARE of the budget: fewer of them, and fewer examples if one alone takes much
-    of that. `can_shrink` is false if all examples must be evaluated.
+    of that. `can_shrink` is false if all examples must be evaluated. `steps_ahead`: how many of the next steps take as
+    long as so many at the present speed, if their sizes grow.
     """
     budget = parse_duration(settings.train.budget, "train.budget")
     left, each = budget - progress.seconds, seconds_per_evaluation
@@ -82,7 +85,7 @@ def make_plan(
         if samples_left / interval > SLACK * max(0, most) + 1:
             interval = _rounded(samples_left / most, up=True) if most > 0 else 0
     per_step = seconds_per_step + (samples_per_step / interval * each if interval else 0.0)
-    last_step = progress.step + max(0, int((left * (1 - RESERVE) - each) / per_step))
+    last_step = progress.step + int(steps_ahead(max(0.0, (left * (1 - RESERVE) - each) / per_step)))
     if settings.train.epochs:
         last_step = min(last_step, settings.train.max_steps)
     if last_step > progress.step and abs(last_step - before.last_step) <= TOLERANCE * before.last_step:

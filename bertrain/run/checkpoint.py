@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import itertools
 import json
+import re
 import shutil
 import threading
 from dataclasses import asdict, dataclass
@@ -96,6 +97,11 @@ class Saver:
 
 def checkpoint_name(step: int) -> str:
     return f"step-{step:08d}"
+
+
+def is_name(name: str) -> bool:
+    """Whether this is a `checkpoint_name`."""
+    return re.fullmatch(r"step-\d{8,}", name, re.ASCII) is not None
 
 
 def step_of(checkpoint: Path) -> int:

@@ -16,6 +16,7 @@ from typing import Literal
 
 from bertrain.base.units import parse_duration, parse_fits, parse_steps
 from bertrain.config.settings import EvaluateSettings, Settings, TrainSettings
+from bertrain.data.feed.step_size import StepSize
 from bertrain.planning.time_budget import FORWARD_SHARE, LOOK_SHARE, UNKNOWN_STEPS, Plan, make_plan
 from bertrain.ranks.signals import END, FIT, GO_ON, REQUEUE, SAVE, STOP
 from bertrain.run.checkpoint import Progress
@@ -55,9 +56,14 @@ class Agenda:
         num_examples: int = 0,
         evaluation: Mapping[str, int] | None = None,
         keeps_time: bool = True,
+        step_size: StepSize | None = None,
         now: Callable[[], float] = time.monotonic,
     ) -> None:
-        """`num_examples` are those of an evaluation; `evaluation` is Run.evaluation; the first rank `keeps_time`."""
+        """`num_examples` are those of an evaluation; `evaluation` is Run.evaluation; the first rank `keeps_time`.
+
+        Without `step_size`, all steps have one size.
+        """
+        self._step_size = step_size
         self.settings = settings
         self._fits = parse_fits(settings.train.fits, "train.fits")
         self._keeps_time, self._now = keeps_time, now
@@ -66,7 +72,7 @@ class Agenda:
         self._progress = progress
         self._num_timed, self._next_look = 0, FIRST_LOOK
         self.start_clock()
-        self.seconds_per_step = math.nan
+        self.seconds_per_step = self._samples_per_step = math.nan
         self._all_examples = num_examples
         self._is_estimated = self._is_dear = False
         self._seconds_per_example = math.nan
@@ -83,7 +89,7 @@ class Agenda:
         """Count time from now on: building and warming up do not count."""
         self._started = self._last_save = self._now()
         self._last_look = self._seconds_before
-        self._marks = deque([(self._training_seconds(), 0)], maxlen=NUM_MARKS)
+        self._marks = deque([(self._training_seconds(), 0, self._progress.samples)], maxlen=NUM_MARKS)
 
     def last_step(self, step: int) -> int:
         """The last step of the run as known after `step`."""
@@ -176,8 +182,9 @@ class Agenda:
     def seconds_left(self) -> float:
         """Measure the speed, now that the device has finished a step; the time to the end of the run."""
         if self._num_timed > self._marks[-1][1]:
-            now = (self._training_seconds(), self._num_timed)
-            first_second, first_step = self._marks[0]
+            now = (self._training_seconds(), self._num_timed, self._progress.samples)
+            first_second, first_step, first_sample = self._marks[0]
+            self._samples_per_step = (now[2] - first_sample) / (now[1] - first_step)
             self.seconds_per_step = max((now[0] - first_second) / (now[1] - first_step), 1e-9)
             if first_step == 0:  # the first step is slower than others
                 self._marks.clear()
@@ -186,9 +193,22 @@ class Agenda:
         step, samples = self._progress.step, self._progress.samples
         last_step, interval = self.settings.train.last_step() or UNKNOWN_STEPS, self.plan.evaluation_interval
         num_evaluations = 1 + (last_step - step) * samples / max(1, step) / interval if interval else 1
-        by_steps = (last_step - step) * self.seconds_per_step + num_evaluations * self.seconds_per_evaluation
+        by_steps = self._present_steps(last_step - step) * self.seconds_per_step
+        by_steps += num_evaluations * self.seconds_per_evaluation
         by_time = time_limit(self.settings.train)[0] - self.seconds()
         return max(min(by_steps, by_time), 0.0)
+
+    def _present_steps(self, steps: int) -> float:
+        """How many steps of the sizes that were timed have as many examples as the next `steps`."""
+        if self._step_size is None or not self._step_size.ramp:
+            return steps
+        return self._step_size.examples_in(steps, self._progress.samples) / self._samples_per_step
+
+    def _steps_ahead(self, present_steps: float) -> float:
+        """The inverse of `_present_steps`."""
+        if self._step_size is None or not self._step_size.ramp:
+            return present_steps
+        return self._step_size.steps_for(present_steps * self._samples_per_step, self._progress.samples)
 
     @property
     def seconds_per_evaluation(self) -> float:
@@ -220,7 +240,9 @@ class Agenda:
         progress = replace(self._progress, seconds=self._last_look, evaluation_seconds=self.spent["evaluation"])
         can_shrink &= self._all_examples == self.plan.num_examples or self._seconds_per_example > 0
         speed = self.seconds_per_step, self.seconds_per_evaluation
-        return make_plan(self.settings, self.plan, progress, *speed, can_shrink=can_shrink)
+        return make_plan(
+            self.settings, self.plan, progress, *speed, can_shrink=can_shrink, steps_ahead=self._steps_ahead
+        )
 
     def adopt(self, plan: Plan, due: Due) -> Due:
         """Continue with a plan that all ranks have; the run may end with this step."""

@@ -43,6 +43,8 @@ def announce(
     millions = count_parameters(settings.model)[0] / 1e6
     per_step, _ = loader.sizes_ahead(progress.samples)[0]
     epochs_per_step = len(per_step) / data.texts_per_example / len(training_examples(data, settings))
+    if settings.batch.ramp_tokens:
+        epochs_per_step = _mean_epochs(loader, settings)
     console.say(f"run {run.folder}: {_describe_length(settings, epochs_per_step)}")
     console.say(f"data {data.folder} ({data.layout}): {_describe_rows(data, settings)}")
     console.say(f"model: {millions:.1f} M parameters, {settings.optimizer.name}; {_describe_step(settings)}")
@@ -87,14 +89,25 @@ def remarks(settings: Settings, epochs_per_step: float) -> list[str]:
     return found
 
 
-def _estimate_time(settings: Settings, step: Step, world: int) -> Iterator[str]:
-    """Time of the run, from the operations of a step and the speed of a matrix product here; none under a budget."""
+def _mean_epochs(loader: Loader, settings: Settings) -> float:
+    """The mean share of the data in a step, over all steps of a run, or in a full one if their number is not known."""
+    sizes, steps = loader.step_size, settings.train.last_step()
+    examples = sizes.examples_in(steps) / steps if steps else float(sizes.full / sizes.of_an_example)
+    return examples / len(training_examples(loader.data, settings))
+
+
+def _estimate_time(settings: Settings, step: Step, world: int, growth: float) -> Iterator[str]:
+    """Time of the run, from the operations of a step and the speed of a matrix product here; none under a budget.
+
+    `growth`: how much larger than `step` steps are on average.
+    """
     speed = training_speed(parallel.choose_device(settings.train.device)[0], settings.train.precision)
     pairs = sum(step.balance.attention)
     per_step = training_flops(settings.model, step.num_tokens, step.num_predictions, pairs) / (world * speed)
-    days = (settings.train.last_step() or 0) * per_step / 86400
+    days = growth * (settings.train.last_step() or 0) * per_step / 86400
     if not settings.train.budget:
-        yield f"time: about {duration(86400 * days)}, {per_step:.3g} s a step; a rough estimate"
+        each = f"{per_step:.3g} s a step" if growth == 1 else f"{per_step:.3g} s for the first step"
+        yield f"time: about {duration(86400 * days)}, {each}; a rough estimate"
     if days > MANY_DAYS:
         yield f"remark: about {days:,.0f} days on this machine; take a smaller model or fewer steps"
 
@@ -123,6 +136,8 @@ def _describe_rows(data: DataSource, settings: Settings) -> str:
 def _describe_step(settings: Settings) -> str:
     batch = settings.batch
     size = f"{batch.sequences:,} sequences" if batch.sequences else f"{batch.tokens:,} tokens"
+    if batch.ramp_tokens:
+        size = f"{batch.ramp_from:,} to {size}, growing over the first {batch.ramp_tokens:,} tokens"
     policy = f"{batch.policy}, {batch.packing}" if batch.policy == "packed" else batch.policy
     other = "" if policy == "budget" else f" (batch.policy {policy})"
     return f"a step is {size}, in bins of up to {batch.token_budget:,}{other}"
@@ -153,6 +168,9 @@ def dry_run(
     step, part = loader.step(0, 0), training_examples(source, settings)
     num_tokens = int(source.example_lengths[part.start : part.stop].sum())
     prediction = predict_here(settings, source.lengths[part.start : part.stop], world, world)
+    epochs_per_step = first_epochs = step.num_sequences / len(part)
+    if settings.batch.ramp_tokens:
+        epochs_per_step = _mean_epochs(loader, settings)
     fill = step.num_tokens / (step.num_bins * settings.batch.token_budget)
     lines = [
         *notes,
@@ -164,9 +182,10 @@ def dry_run(
         f"first step: {step.num_sequences:,} sequences, {step.num_tokens:,} tokens, "
         f"{step.num_predictions:,} words to predict, in {step.num_bins} bins ({fill:.1%} full) for {world} rank(s)",
         *([f"balance: {_describe_balance(loader, settings, Progress())}"] if world > 1 else []),
-        _describe_length(settings, step.num_sequences / len(part)),
-        *remarks(settings, step.num_sequences / len(part)),
-        *_estimate_time(settings, step, world),
+        *([_describe_step(settings)] if settings.batch.ramp_tokens else []),
+        _describe_length(settings, epochs_per_step),
+        *remarks(settings, epochs_per_step),
+        *_estimate_time(settings, step, world, epochs_per_step / first_epochs),
         *([] if settings.task.name else [prediction.text() if prediction else NO_PREDICTION]),
         "",
         *(f"{name} = {value}" for name, value in settings.dotted().items()),

@@ -22,11 +22,12 @@ from bertrain.training.resolved_run import resolve_run
 
 
 def only_steps(settings: Settings, max_steps: int) -> Settings:
-    """The settings with nothing but this many steps: no other limit, no evaluation, no checkpoint."""
+    """The settings with nothing but this many full steps: no other limit, no evaluation, no checkpoint."""
     train = replace(settings.train, max_time="", budget="", fits="", skip_steps="", epochs=0, max_samples=0)
     checkpoint = CheckpointSettings(enabled=False)
     train = replace(train, max_steps=max_steps)
-    return replace(settings, train=train, evaluate=EvaluateSettings(), checkpoint=checkpoint)
+    batch = settings.batch.without_ramp()
+    return replace(settings, batch=batch, train=train, evaluate=EvaluateSettings(), checkpoint=checkpoint)
 
 
 def benchmark(settings: Settings, data: str | Path, *, steps: int = 100, warm_up: int = 10) -> dict[str, Any]:

@@ -128,7 +128,10 @@ def _build(
     stack.callback(saver.wait)
     stopwatch = Stopwatch(ranks.device)
     num_examples = evaluator.num_examples if evaluator is not None else 0
-    agenda = Agenda(settings, progress, num_examples=num_examples, evaluation=run.evaluation, keeps_time=ranks.is_first)
+    agenda = Agenda(
+        settings, progress, num_examples=num_examples, evaluation=run.evaluation, keeps_time=ranks.is_first,
+        step_size=loader.step_size,
+    )  # fmt: skip
     if evaluator is not None and agenda.plan.num_examples != num_examples:
         evaluator.shrink(agenda.plan.num_examples)
     if not agenda.why_over(progress):

@@ -140,7 +140,8 @@ def share_of_a_step(settings: Settings, place: memory_fit.Place) -> int:
 
 def _can_compute(settings: Settings, data: DataSource, device: torch.device) -> bool:
     """Try a full bin on a GPU, forward and backward: without a CUDA graph, as one, and without beside the graph."""
-    tried = replace(settings, batch=replace(settings.batch, sequences=0, tokens=settings.batch.token_budget))
+    batch = settings.batch.without_ramp()
+    tried = replace(settings, batch=replace(batch, sequences=0, tokens=batch.token_budget))
     step = Loader(data, tried).step(0, 0)
     number = max(range(len(step.bins)), key=lambda number: len(step.bins[number].input_ids))
     largest, place = step.bins[number], step.places[number]

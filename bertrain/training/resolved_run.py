@@ -214,7 +214,7 @@ def fit_to_weights(settings: Settings, begun: Run | None, weights: InitWeights |
             0, f"model.family {model.family} with its defaults, such as {settings.data.mask_probability:.0%} masked"
         )
     notes = [f"from the weights of --init: {', '.join(shape)}"] if shape else []
-    rate, is_adam = settings.optimizer.learning_rate, settings.optimizer.name in ("adamw", "muon")
+    rate, is_adam = settings.optimizer.learning_rate, settings.optimizer.name in ("adamw", "stableadamw", "muon")
     if weights and is_adam and rate > MOST_TO_CONTINUE and "optimizer.learning_rate" not in given:
         notes.append(f"warning: the recipe's learning rate {rate:g} is for a new model; trained weights want --lr 5e-5")
     return replace(settings, model=replace(model, **taken)), notes

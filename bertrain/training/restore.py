@@ -66,17 +66,22 @@ class InitWeights:
         parameters = dict(uninitialized(settings.model).named_parameters())
         check_shapes(parameters, self.weights, extends_positions=settings.train.init_positions == "extend")
         if settings.train.init_optimizer == "keep":
-            self._check_optimizer(settings.optimizer.name)
+            theirs = self._check_optimizer(settings.optimizer.name)
             fit_moments(self.moments, parameters)
+            if settings.train.init_progress == "keep" and theirs.model != settings.model:
+                differs = f"keep continues the model of {self.path}, and model settings differ"
+                raise UserError("other-model", f"train.init_progress {differs}; leave them out")
 
-    def _check_optimizer(self, name: str) -> None:
+    def _check_optimizer(self, name: str) -> Settings:
+        """Refuse a run with another optimizer than this; returns the settings of the run."""
         if self.source.kind != "run":
             why = f"train.init_optimizer keep needs a run of bertrain, and {self.path} has weights only"
             raise UserError("no-optimizer-state", f"{why}; use reset")
-        theirs = Run.open(self.path).settings.optimizer.name
-        if theirs != name:
-            differs = f"the run {self.path} was trained with {theirs}, but optimizer.name is {name}"
+        theirs = Run.open(Path(self.source.origin).parents[1]).settings
+        if theirs.optimizer.name != name:
+            differs = f"the run {self.path} was trained with {theirs.optimizer.name}, but optimizer.name is {name}"
             raise UserError("other-optimizer", f"train.init_optimizer keep: {differs}; use the same, or reset")
+        return theirs
 
     @cached_property
     def moments(self) -> dict[str, Tensor]:
@@ -92,8 +97,8 @@ class InitWeights:
 def refuse_init_settings(settings: Settings) -> None:
     """Refuse settings about initial weights where `--init` names none."""
     train = settings.train
-    for name, value in (("init_optimizer", train.init_optimizer), ("init_positions", train.init_positions)):
-        if value in ("keep", "extend"):
+    for name in ("init_optimizer", "init_progress", "init_positions"):
+        if (value := getattr(train, name)) in ("keep", "extend"):
             raise UserError("missing-init", f"train.{name} {value} needs weights to begin with; name them by --init")
 
 
@@ -118,21 +123,36 @@ def restore(
     if step >= 0:
         path = run.checkpoints / checkpoint.checkpoint_name(step)
         run.refuse_foreign(path, checkpoint.read_state(path)[1])
-        snapshot = checkpoint.read_checkpoint(path)
-        state.arena.load(state.arena.values, snapshot.model)
-        state.optimizer.load(snapshot.optimizer, snapshot.progress.updates)
-        state.engine.restore(snapshot.optimizer)
-        state.progress = snapshot.progress
+        state.progress = _load(path, state)
         if run.settings.checkpoint.keep_best:
-            state.progress = _known_best(run, snapshot.progress, ranks)
-    else:
-        if run.init:
-            weights = weights or InitWeights.open(run.init, ranks)
-            _begin_with(weights, state, run, console, verifies=ranks.is_first)
-        else:
-            initialize(state.model, run.settings.train.seed)
-            state.optimizer.begin()
+            state.progress = _known_best(run, state.progress, ranks)
+        return
+    if not run.init:
+        initialize(state.model, run.settings.train.seed)
+        state.optimizer.begin()
         state.engine.restore({})
+        return
+    weights = weights or InitWeights.open(run.init, ranks)
+    if ranks.is_first and weights.fingerprint != run.init_fingerprint:
+        raise UserError("changed-init", f"the weights of {run.init} have changed since this run began; start a new run")
+    if run.settings.train.init_progress == "keep":
+        theirs = _load(Path(weights.source.origin), state)
+        # Its time and its best evaluation are not of this run.
+        state.progress = Progress(theirs.step, theirs.samples, theirs.tokens, theirs.updates)
+        console.say(f"going on from {weights.source.origin}, with its optimizer state and place in the data")
+        weights.release()
+    else:
+        _begin_with(weights, state, run, console)
+        state.engine.restore({})
+
+
+def _load(path: Path, state: TrainState) -> Progress:
+    """Load the weights, the optimizer and the engine of a checkpoint; returns its counters."""
+    snapshot = checkpoint.read_checkpoint(path)
+    state.arena.load(state.arena.values, snapshot.model)
+    state.optimizer.load(snapshot.optimizer, snapshot.progress.updates)
+    state.engine.restore(snapshot.optimizer)
+    return snapshot.progress
 
 
 def _known_best(run: Run, progress: Progress, ranks: Ranks) -> Progress:
@@ -145,10 +165,8 @@ def _known_best(run: Run, progress: Progress, ranks: Ranks) -> Progress:
     return progress if ranks.broadcast_int(is_there) else replace(progress, best_step=0, best_accuracy=0.0)
 
 
-def _begin_with(init: InitWeights, state: TrainState, run: Run, console: Console, *, verifies: bool) -> None:
+def _begin_with(init: InitWeights, state: TrainState, run: Run, console: Console) -> None:
     """Copy the weights of `init`, and the optimizer's state if it is kept, into `state`; initialize what they lack."""
-    if verifies and init.fingerprint != run.init_fingerprint:
-        raise UserError("changed-init", f"the weights of {run.init} have changed since this run began; start a new run")
     train, weights = run.settings.train, init.weights
     parameters = state.arena.named(state.arena.values)
     initialize(state.model, train.seed, _not_whole(parameters, weights, run.settings.model.vocab_size))

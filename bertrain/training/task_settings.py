@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import replace
+from fractions import Fraction
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ from bertrain.base.console import warn
 from bertrain.base.errors import UserError
 from bertrain.config.resolve import Overrides, as_pairs, in_family, named_in, resolve
 from bertrain.config.settings import EvaluateSettings, ModelSettings, Settings
+from bertrain.data.feed.step_size import StepSize
 from bertrain.planning.memory_fit import BUDGET_STEP
 from bertrain.run.folder import Run
 from bertrain.tasks import glue, registry
@@ -143,7 +145,7 @@ def in_steps(settings: Settings, num_rows: int, mean_length: float) -> Settings:
     """Settings with epochs turned into steps, and into examples between evaluations."""
     train, batch = settings.train, settings.batch
     if train.epochs:
-        steps = train.epochs * num_rows / (batch.sequences or batch.tokens / mean_length)
+        steps = StepSize.of(batch, Fraction(mean_length)).steps_for(train.epochs * num_rows)
         train = replace(train, max_steps=max(1, math.ceil(steps - 1e-9)))
     return replace(settings, train=train, evaluate=evaluate_in_examples(settings.evaluate, num_rows))
 

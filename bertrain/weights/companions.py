@@ -8,6 +8,7 @@ from typing import Any
 
 from bertrain.base import files
 from bertrain.base.errors import UserError
+from bertrain.config.modernbert import MODEL_TYPE as MODERNBERT
 from bertrain.config.resolve import model_from_bert_config
 from bertrain.config.settings import ModelSettings
 from bertrain.data.text.vocabulary import Vocabulary
@@ -29,10 +30,14 @@ def find_model_settings(folder: Path, config: Path | None = None) -> ModelSettin
     if path is None:
         return None
     fields = read_json(path)
+    if (kind := fields.get("model_type", "bert")) not in ("bert", MODERNBERT):
+        other = {"roberta": "RoBERTa", "xlm-roberta": "XLM-RoBERTa"}.get(str(kind), "this")
+        cure = f"bertrain reads BERT and ModernBERT; use Transformers for {other}"
+        raise UserError("not-bert", f"{path} has model_type {kind!r}; {cure}")
     settings = model_from_bert_config(path)
-    for key, expected in (("model_type", "bert"), ("position_embedding_type", "absolute")):
-        if settings.family == "bert" and fields.get(key, expected) != expected:
-            raise UserError("not-bert", f"{path} has {key} {fields[key]!r}; BERT has {expected!r}")
+    positions = fields.get("position_embedding_type", "absolute")
+    if settings.family == "bert" and positions != "absolute":
+        raise UserError("not-bert", f"{path} has position_embedding_type {positions!r}; BERT has 'absolute'")
     if fields.get("is_decoder") or fields.get("add_cross_attention"):
         raise UserError("not-bert", f"{path} describes a decoder (is_decoder or add_cross_attention), not BERT")
     return replace(settings, **_head_settings(fields, path))

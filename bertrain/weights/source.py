@@ -58,7 +58,7 @@ def open_source(
 ) -> OpenedWeights:
     """Open the weights at `source`, recognized by its files:
 
-    - a run of ours: `which` selects the newest or best checkpoint, or that of a step
+    - a run of ours: `which` selects the newest or best checkpoint, or that of a step; or one of its checkpoint folders
     - a Hugging Face folder: safetensors or pytorch_model.bin, in one file or in several
     - a TensorFlow 1 checkpoint: its prefix, any of its files, or a folder with one
     - a PyTorch file, such as NVIDIA's, or a folder with one
@@ -68,6 +68,8 @@ def open_source(
     Without `hashes` the files of a run's checkpoint are checked by their sizes alone.
     """
     path = locate(source)
+    if is_checkpoint(path):
+        path, which = path.parents[1], str(checkpoint.step_of(path))
     opened = _open_foreign(path)
     if opened is None:
         if config or vocab:
@@ -79,6 +81,11 @@ def open_source(
     settings = find_model_settings(folder, config)
     finetuned_as = find_finetuned_as(folder, settings)
     return replace(weights, settings=settings, vocabulary=find_vocabulary(folder, vocab), finetuned_as=finetuned_as)
+
+
+def is_checkpoint(path: Path) -> bool:
+    """Whether this is a folder such as RUN/checkpoints/step-00000500."""
+    return checkpoint.is_name(path.name) and path.parent.name == "checkpoints" and Run.exists(path.parents[1])
 
 
 def _open_foreign(path: Path) -> tuple[OpenedWeights, Path] | None:

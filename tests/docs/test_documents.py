@@ -179,11 +179,16 @@ def test_how_to_embed_runs_as_written(encoder: Path, tmp_path: Path) -> None:
         assert_shows(action, perform(action, tmp_path))
 
 
-def test_the_section_about_sweeps_runs_as_written(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("title", "count"), [("### Warm-up, stable, decay", 2), ("## Batch ramp", 1), ("## Try several values", 1)]
+)
+def test_sections_of_how_to_optimizers_run_as_written(title: str, count: int, tmp_path: Path) -> None:
     helpers.make_data(tmp_path)
-    section = (DOCS / "how-to-optimizers.md").read_text().partition("## Try several values")[2]
-    (action,) = actions_of(section)
-    assert_shows(action, perform(action, tmp_path))
+    section = (DOCS / "how-to-optimizers.md").read_text().partition(f"\n{title}\n")[2].partition("\n## ")[0]
+    actions = list(actions_of(section))
+    assert len(actions) == count
+    for action in actions:
+        assert_shows(action, perform(action, tmp_path))
 
 
 def test_the_section_about_data_sets_runs_as_written(tmp_path: Path) -> None:

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from bertrain.run.folder import Run
 from tests import bpe, helpers
 from tests.docs.test_documents import DOCS, commands_of, words_of
 from tests.miniature_tasks import command_line
@@ -21,6 +22,17 @@ SHORTER = (
     "8",
     "--log.trackers",
     "none",
+)
+
+SMALL = (  # in place of ModernBERT-Base's
+    "--model.hidden_size",
+    "32",
+    "--model.num_layers",
+    "3",
+    "--model.num_heads",
+    "2",
+    "--model.intermediate_size",
+    "48",
 )
 
 
@@ -40,9 +52,17 @@ def test_the_page_runs_as_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
         (tmp_path / "labels" / f"{name}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     page = (DOCS / "how-to-modernbert.md").read_text()
     commands = [words_of(command) for command, is_whole in commands_of(page) if is_whole]
-    assert [words[0] for words in commands] == ["train", "data", "pretrain", "fill-mask", "finetune", "weights"]
+    verbs = [words[0] for words in commands]
+    assert verbs == ["train", "data", "pretrain", "fill-mask", "finetune", "weights", "pretrain", "anneal"]
     for words in commands:
-        command_line(*words, *(SHORTER if words[0] in ("train", "pretrain", "finetune") else ()))
+        shorter = {
+            "train": SHORTER, "pretrain": SHORTER, "finetune": SHORTER, "anneal": ("--max-samples", "40"),
+        }.get(words[0], ())  # fmt: skip
+        if "runs/stable" in words and words[0] == "pretrain":
+            shorter += ("--schedule.warmup_steps", "1", "--batch.ramp_from", "2", "--batch.ramp_tokens", "300")
+            shorter += SMALL
+        command_line(*words, *shorter)
+    assert Run.open(tmp_path / "runs" / "annealed").settings.optimizer.name == "stableadamw"
     model = transformers.AutoModelForMaskedLM.from_pretrained(tmp_path / "continued")
     assert type(model).__name__ == "ModernBertForMaskedLM"
     assert model.config.local_attention == 16

@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from bertrain.training.start import pretrain
 from tests import helpers
 from tests.launched import PATIENCE_S, Launched, descendants, records
 
@@ -67,6 +68,10 @@ def wait_until(condition: Callable[[], bool], process: subprocess.Popen[bytes], 
 
 def assert_bitwise_equal(run: Path, calm: Path) -> None:
     assert helpers.losses(run) == helpers.losses(calm)
+    assert_same_weights(run, calm)
+
+
+def assert_same_weights(run: Path, calm: Path) -> None:
     weights, expected = helpers.final_weights(run), helpers.final_weights(calm)
     for name, tensor in expected.items():
         assert torch.equal(weights[name], tensor), name
@@ -123,6 +128,35 @@ def test_killed_and_resumed_is_bitwise_undisturbed(tmp_path: Path, world: int, k
     if world <= 2:
         assert f"after step {STEPS}" in to_the_end(run), "the second time finds the run complete, and leaves it so"
     assert_bitwise_equal(run, tmp_path / "calm")
+
+
+@pytest.mark.parametrize("family", helpers.FAMILIES)
+def test_a_killed_annealing_ends_as_an_undisturbed_one(tmp_path: Path, family: str) -> None:
+    """Within a ramp, with StableAdamW; killed before and after its first checkpoint, continued by the same command."""
+    ramp = {"batch__sequences": 0, "batch__tokens": 900, "batch__ramp_from": 100, "batch__ramp_tokens": 9000}
+    others = {"optimizer__name": "stableadamw", "schedule__warmup_steps": 1, "schedule__decay": "constant"}
+    short = {"train__max_steps": 4, "train__deterministic": True, "train__threads": 1}
+    settings = helpers.tiny_settings(**SETTINGS | ramp | others | short, **helpers.FAMILIES[family])
+    stable, run, calm = (tmp_path / name for name in ("stable", "disturbed", "calm"))
+    pretrain(settings, helpers.make_data(tmp_path), stable)
+
+    def start(folder: Path) -> subprocess.Popen[bytes]:
+        words = ("anneal", stable, "--run", folder, "--steps", 16, "--checkpoint.every_steps", 6, "--nproc", 2)
+        command = helpers.command(*words, "--log.every_steps", 1)
+        return subprocess.Popen(command, env=helpers.environment(), stdout=subprocess.DEVNULL)
+
+    assert start(calm).wait() == 0
+    for target in (1, 6):
+        process = start(run)
+        assert wait_until(lambda target=target: len(records(run)) >= target, process, 0.002)
+        kill(descendants(process.pid))
+        assert process.wait() == -signal.SIGKILL, "the run ended before it could be killed"
+    assert start(run).wait() == 0
+    steps, expected = ([(step["step"], step["tokens"], step["loss"]) for step in records(one)] for one in (run, calm))
+    assert steps == expected
+    assert [number for number, *_ in steps] == list(range(5, 21))
+    assert steps[-1][1] > 2 * steps[0][1]
+    assert_same_weights(run, calm)
 
 
 def kill_random_ranks(folder: Path, kills: int, steps: int) -> None:

@@ -13,6 +13,7 @@ from bertrain.data.feed.loader import Loader
 from bertrain.data.formats.shards import Shards
 from bertrain.training.start import pretrain
 from tests import helpers
+from tests.launched import records
 
 TOLERANCE = 1e-5
 # With seed 1 LAMB turns the rounding of one value into 1e-5 of the largest; with 2, 3 and 4 nothing exceeds 4e-7.
@@ -54,6 +55,24 @@ def test_across_ranks_with_dropout(data: Path, tmp_path: Path, family: str) -> N
     assert len(helpers.losses(tmp_path / "1")) == 20
     for world in (2, 3, 4):
         assert_same_training(tmp_path / str(world), tmp_path / "1")
+
+
+@pytest.mark.parametrize("family", helpers.FAMILIES)
+def test_growing_steps_across_ranks(data: Path, tmp_path: Path, family: str) -> None:
+    """A ramp in tokens, StableAdamW sharded over the ranks, and a decay of 1 - sqrt at the end."""
+    ramp = {"batch__sequences": 0, "batch__tokens": 900, "batch__ramp_from": 100, "batch__ramp_tokens": 5000}
+    others = {"optimizer__name": "stableadamw", "schedule__decay": "1-sqrt", "schedule__decay_share": 0.3}
+    common = ramp | others | {"train__seed": SEED, "train__max_steps": 16} | helpers.FAMILIES[family]
+    for world in (1, 3):
+        arguments = helpers.tiny_arguments(**common, optimizer__sharded=world > 1)
+        helpers.bertrain(
+            "pretrain", "bert-tiny", "--data", data, "--run", tmp_path / str(world), "--nproc", world, *arguments
+        )
+    tokens = [step["tokens"] for step in records(tmp_path / "1")]
+    assert tokens[0] <= 100
+    assert 400 < tokens[-1] <= 900
+    assert tokens == [step["tokens"] for step in records(tmp_path / "3")]
+    assert_same_training(tmp_path / "3", tmp_path / "1")
 
 
 @pytest.mark.parametrize("family", helpers.FAMILIES)

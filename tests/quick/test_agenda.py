@@ -4,14 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from fractions import Fraction
 
 import pytest
 
+from bertrain.data.feed.step_size import StepSize
 from bertrain.optim.schedules import learning_rate
 from bertrain.planning.time_budget import LEAST_EXAMPLES, RESERVE, UNKNOWN_STEPS, Plan, make_plan
 from bertrain.ranks.signals import END, FIT, GO_ON, SAVE, STOP
 from bertrain.run.checkpoint import Progress
-from bertrain.training.agenda import Agenda, mlperf_interval, passes_multiple, time_limit
+from bertrain.training.agenda import Agenda, Due, mlperf_interval, passes_multiple, time_limit
 from tests import helpers
 
 
@@ -244,6 +246,39 @@ def test_a_budget_of_a_few_slow_steps_ends_and_is_evaluated() -> None:
     rates, ending = budgeted(lambda _: 2.5, agenda_at(clock, train__budget="5s"), clock)
     assert 1 <= len(rates) <= 2
     assert ending
+
+
+def test_a_budget_counts_with_steps_that_grow() -> None:
+    """Time is by the example: the fits made within the ramp know that later steps take longer."""
+    clock, sizes = Clock(), StepSize(80, 8, 8000, Fraction(1))
+    agenda = Agenda(helpers.tiny_settings(train__budget="10m"), Progress(), step_size=sizes, now=clock)
+    position, step, due = 0, 0, Due()
+    while not due.ending:
+        step, before = step + 1, position
+        position += sizes.at(before)
+        clock.time += 0.01 * (position - before)
+        due = agenda.after(Progress(step - 1, before), Progress(step, position), agenda.clock_request(step))
+        if due.flushes:
+            left = agenda.seconds_left()
+        if due.fits:
+            due = agenda.adopt(agenda.look(can_shrink=True), due)
+    assert 0.97 * 600 < clock.time - 100 < 601
+    fits = [tuple(map(int, fit.split(":"))) for fit in agenda.settings.train.fits.split(",")]
+    assert fits[0][0] <= 4
+    assert all(last == pytest.approx(step, rel=0.05) for _, last in fits), "the first fit is right already"
+    assert left < 10
+
+
+def test_the_time_left_counts_with_steps_that_grow() -> None:
+    clock, sizes = Clock(), StepSize(80, 8, 8000, Fraction(1))
+    agenda = Agenda(helpers.tiny_settings(train__max_steps=400), Progress(), step_size=sizes, now=clock)
+    position = 0
+    for step in range(1, 21):
+        before, position = position, position + sizes.at(position)
+        clock.time += 0.01 * (position - before)
+        agenda.after(Progress(step - 1, before), Progress(step, position), GO_ON)
+        agenda.seconds_left()
+    assert agenda.seconds_left() == pytest.approx(0.01 * sizes.examples_in(380, position))
 
 
 def test_fits_are_replayed_without_a_clock() -> None:

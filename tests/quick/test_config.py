@@ -191,7 +191,12 @@ def test_bert_config_json_describes_the_model(tmp_path: Path) -> None:
         ("train.max_steps", "ten", "invalid-value", ["train.max_steps", "ten"]),
         ("optimizer.learning_rate", "fast", "invalid-value", ["optimizer.learning_rate", "fast"]),
         ("model.nsp", "maybe", "invalid-value", ["model.nsp", "maybe"]),
-        ("optimizer.name", "lam", "invalid-value", ["lamb, adamw, muon, madgrad, acclip", "did you mean 'lamb'"]),
+        (
+            "optimizer.name",
+            "lam",
+            "invalid-value",
+            ["lamb, adamw, stableadamw, muon, madgrad, acclip", "did you mean 'lamb'"],
+        ),
         ("model.pad_vocab_to", "7", "invalid-value", ["model.pad_vocab_to", "1, 8, 64"]),
         ("train.max_steps", "0", "out-of-range", ["train.max_steps", "at least 1"]),
         ("train.max_steps", "9" * 400, "out-of-range", ["train.max_steps", "400 digits"]),

@@ -1,4 +1,4 @@
-"""MADGRAD and ACClip against their authors' code or formula, and what holds for every update rule."""
+"""MADGRAD, StableAdamW and ACClip against their authors' code or formula, and what holds for every update rule."""
 
 from __future__ import annotations
 
@@ -70,6 +70,69 @@ def test_madgrad_equals_its_authors(beta1: float, decay: float) -> None:
             torch.testing.assert_close(one, other, rtol=1e-5, atol=1e-6)
 
 
+# --- StableAdamW --------------------------------------------------------------------------------------
+
+
+def test_stableadamw_equals_its_formula_tensor_by_tensor() -> None:
+    """With the debiased betas of the paper; steps 3 and 6 are shortened, because the gradients grow a hundredfold."""
+    ours, theirs = net(), net()
+    beta1, beta2, epsilon, decay = 0.9, 0.98, 1e-6, 0.1
+    settings = settings_of("stableadamw", beta1=beta1, beta2=beta2, epsilon=epsilon, weight_decay=decay)
+    weights = [parameter.detach().double() for parameter in theirs.parameters()]
+    m, v = ([torch.zeros_like(weight) for weight in weights] for _ in range(2))
+    shortened = set()
+    moves = follow(Arena(ours), settings, ours)
+    for step, (rate, gradients, _) in enumerate(zip(RATES, gradients_of(theirs), moves, strict=True), start=1):
+        hat1, hat2 = (beta * (1 - beta ** (step - 1)) / (1 - beta**step) for beta in (beta1, beta2))
+        for i, gradient in enumerate(gradient.double() for gradient in gradients):
+            m[i] = hat1 * m[i] + (1 - hat1) * gradient
+            v[i] = hat2 * v[i] + (1 - hat2) * gradient**2
+            rms = float((gradient**2 / v[i].clamp(min=epsilon**2)).mean().sqrt())
+            if rms > 1.2:
+                shortened.add(step)
+            own_rate = rate / max(1.0, rms)
+            if weights[i].ndim > 1:
+                weights[i] = weights[i] - own_rate * decay * weights[i]
+            weights[i] = weights[i] - own_rate * m[i] / (v[i].sqrt() + epsilon)
+        for one, other in zip(ours.parameters(), weights, strict=True):
+            torch.testing.assert_close(one.double(), other, rtol=1e-5, atol=1e-6)
+    assert shortened == {3, 6}
+
+
+@pytest.mark.parametrize(("beta2", "decay"), [(0.98, 0.1), (0.999, 0.0)])
+def test_stableadamw_equals_optimis(beta2: float, decay: float) -> None:
+    """The library that ModernBERT was trained with."""
+    optimi = pytest.importorskip("optimi")
+    ours, theirs = net(), net()
+    groups = [
+        {"params": [p for p in theirs.parameters() if p.ndim > 1], "weight_decay": decay},
+        {"params": [p for p in theirs.parameters() if p.ndim == 1], "weight_decay": 0.0},
+    ]
+    reference = optimi.StableAdamW(groups, lr=1e-3, betas=(0.9, beta2), eps=1e-6, triton=False)
+    moves = follow(Arena(ours), settings_of("stableadamw", beta2=beta2, weight_decay=decay, epsilon=1e-6), ours)
+    for rate, gradients, _ in zip(RATES, gradients_of(theirs), moves, strict=True):
+        for parameter, gradient in zip(theirs.parameters(), gradients, strict=True):
+            parameter.grad = gradient.clone()
+        for group in reference.param_groups:
+            group["lr"] = rate
+        reference.step()
+        for one, other in zip(ours.parameters(), theirs.parameters(), strict=True):
+            torch.testing.assert_close(one, other, rtol=1e-5, atol=1e-6)
+
+
+def test_stableadamw_under_even_gradients_is_adamw() -> None:
+    """Gradients of one size throughout: r stays at 1."""
+    nets = [net(), net()]
+    for name, model in zip(("stableadamw", "adamw"), nets, strict=True):
+        arena = Arena(model)
+        optimizer = build_optimizer(arena, settings_of(name, weight_decay=0.1))
+        arena.gradients.fill_(0.5)
+        for rate in RATES:
+            optimizer.step(rate, ONE, ONE)
+    for one, other in zip(nets[0].parameters(), nets[1].parameters(), strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-6, atol=1e-7)
+
+
 # --- ACClip -------------------------------------------------------------------------------------------
 
 
@@ -109,10 +172,10 @@ def test_acclip_of_equal_decays_is_adamw() -> None:
 # --- every rule ---------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("name", [name for name in OPTIMIZERS if name != "lamb"])
+@pytest.mark.parametrize("name", [name for name in OPTIMIZERS if name not in ("lamb", "stableadamw")])
 @pytest.mark.parametrize("shards", [2, 3])
 def test_shards_move_as_the_whole(name: str, shards: int) -> None:
-    """To the last bit, and their state adds up to the whole's; LAMB has norms to sum, and a test of its own."""
+    """To the last bit, and their state adds up to the whole's; LAMB and StableAdamW sum over ranks: test_exchange."""
     whole, parts = Arena(net()), Arena(net(), shards=shards)
     settings = settings_of(name, weight_decay=0.1)
     reference = build_optimizer(whole, settings)

@@ -103,6 +103,11 @@ def test_samsungs_configuration() -> None:
         ({"decay": "linear"}, [1.0, 0.75, 0.5, 0.25, 0.0, 0.0]),
         ({"decay": "polynomial", "power": 2.0}, [1.0, 0.5625, 0.25, 0.0625, 0.0, 0.0]),
         ({"decay": "square-root"}, [1.0, math.sqrt(3) / 2, math.sqrt(0.5), 0.5, 0.0, 0.0]),
+        ({"decay": "1-sqrt"}, [1.0, 0.5, 1 - math.sqrt(0.5), 1 - math.sqrt(0.75), 0.0, 0.0]),
+        ({"decay": "1-sqrt", "decay_share": 0.5}, [1.0, 1.0, 1.0, 1 - math.sqrt(0.5), 0.0, 0.0]),
+        ({"decay": "linear", "decay_share": 1.0}, [1.0, 0.75, 0.5, 0.25, 0.0, 0.0]),
+        ({"decay": "linear", "warmup_share": 0.25, "decay_share": 0.5}, [0.0, 1.0, 1.0, 0.5, 0.0, 0.0]),
+        ({"decay": "linear", "warmup_steps": 1, "decay_share": 0.25, "floor": 0.5}, [0.0, 1.0, 1.0, 1.0, 0.5, 0.5]),
         ({"decay": "cosine"}, [1.0, (2 + math.sqrt(2)) / 4, 0.5, (2 - math.sqrt(2)) / 4, 0.0, 0.0]),
         ({"decay": "constant"}, [1.0] * 6),
         ({"decay": "linear", "floor": 0.2}, [1.0, 0.8, 0.6, 0.4, 0.2, 0.2]),
@@ -135,11 +140,14 @@ def schedules(draw: st.DrawFn) -> ScheduleSettings:
     decay = draw(st.sampled_from(DECAYS))
     falls = {}
     if decay != "constant":
-        falls = {
-            "decay_start": draw(st.integers(0, 60)),
-            "decay_steps": draw(st.sampled_from([0, 1, 30, 61, 100])),
-            "floor": draw(st.floats(0, 1)),
-        }
+        falls = {"floor": draw(st.floats(0, 1))}
+        if draw(st.booleans()):
+            falls["decay_share"] = draw(st.floats(0, 1))
+        else:
+            falls |= {
+                "decay_start": draw(st.integers(0, 60)),
+                "decay_steps": draw(st.sampled_from([0, 1, 30, 61, 100])),
+            }
     schedule = ScheduleSettings(
         decay=decay,
         warmup_steps=draw(st.integers(0, 300)),
@@ -178,6 +186,9 @@ def test_the_rate_stays_between_floor_and_base_and_never_rises_again(
         ({"decay": "constant", "floor": "0.1"}, ["constant", "--schedule.floor 0"]),
         ({"decay": "constant", "decay_steps": "500"}, ["constant", "--schedule.decay_steps 0"]),
         ({"warmup_steps": "0", "decay_start": "50", "decay_steps": "50"}, ["decay_start", "decay_steps 50"]),
+        ({"decay": "constant", "decay_share": "0.2"}, ["constant", "--schedule.decay_share 0"]),
+        ({"decay_share": "0.2", "decay_start": "50"}, ["decay_share", "decay_start"]),
+        ({"warmup_steps": "0", "warmup_share": "0.4", "decay_share": "0.7"}, ["warmup_share", "decay_share", "1.1"]),
         ({"warmup_steps": "100", "decay_steps": "50"}, ["step 100", "decay_steps 50"]),
     ],
 )

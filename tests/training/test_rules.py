@@ -1,4 +1,4 @@
-"""Trainings with MADGRAD, ACClip and Muon."""
+"""Trainings with MADGRAD, StableAdamW, ACClip and Muon."""
 
 from __future__ import annotations
 
@@ -34,19 +34,24 @@ def test_madgrad_begins_where_the_weights_are(tmp_path: Path) -> None:
         assert torch.equal(tensor, weights[name]), name
 
 
-@pytest.mark.parametrize("name", ["madgrad", "acclip", "muon"])
-def test_a_model_learns(name: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize("family", helpers.FAMILIES)
+@pytest.mark.parametrize("name", ["madgrad", "acclip", "muon", "stableadamw"])
+def test_a_model_learns(name: str, family: str, tmp_path: Path) -> None:
     """By the settings alone; tests/numerics shows it at length for the others."""
     data, run = helpers.make_data(tmp_path), tmp_path / "run"
-    pretrain(helpers.tiny_settings(optimizer__name=name, optimizer__learning_rate=5e-3, train__max_steps=25), data, run)
+    common = helpers.FAMILIES[family] | {"optimizer__learning_rate": 5e-3, "train__max_steps": 25}
+    pretrain(helpers.tiny_settings(**common, optimizer__name=name), data, run)
     losses = helpers.losses(run)
     assert sum(losses[-5:]) / 5 < losses[0] - 0.3, losses
     assert json.loads((run / "config.json").read_text())["settings"]["optimizer"]["name"] == name
 
 
-def test_a_resumed_muon_goes_on_to_the_last_bit(tmp_path: Path) -> None:
+@pytest.mark.parametrize("family", helpers.FAMILIES)
+@pytest.mark.parametrize("name", ["muon", "stableadamw"])
+def test_a_resumed_run_goes_on_to_the_last_bit(name: str, family: str, tmp_path: Path) -> None:
     data, whole, stopped = helpers.make_data(tmp_path), tmp_path / "whole", tmp_path / "stopped"
-    settings = helpers.tiny_settings(optimizer__name="muon", train__max_steps=4, checkpoint__every_steps=2)
+    common = helpers.FAMILIES[family] | {"train__max_steps": 4, "checkpoint__every_steps": 2}
+    settings = helpers.tiny_settings(**common, optimizer__name=name)
     for run in (whole, stopped):
         pretrain(settings, data, run)
     (stopped / "checkpoints" / "step-00000004" / "manifest.json").unlink()
@@ -58,5 +63,6 @@ def test_a_resumed_muon_goes_on_to_the_last_bit(tmp_path: Path) -> None:
     for one, other in (states, weights):
         assert one.keys() == other.keys()
         assert all(torch.equal(one[name], other[name]) for name in one)
-    assert not states[0]["second_moment/layers.0.expand.weight"].any()
+    is_muon = name == "muon"  # whose matrices have no second moment
+    assert states[0]["second_moment/layers.0.expand.weight"].any() != is_muon
     assert states[0]["second_moment/embeddings.words.weight"].any()

@@ -140,15 +140,24 @@ def step_by_tokens(
 
 
 def step_rows(
-    position: int, settings: Settings, lengths: npt.NDArray[np.int32], mean_length: float, strata: Sequence[Ints]
+    position: int,
+    settings: Settings,
+    lengths: npt.NDArray[np.int32],
+    mean_length: float,
+    strata: Sequence[Ints],
+    *,
+    size: int = 0,
 ) -> tuple[Ints, Ints]:
-    """Epochs and rows of the step that begins at `position`, by the settings; `strata` are those of batch.shares."""
+    """Epochs and rows of the step that begins at `position`, by the settings; `strata` are those of batch.shares.
+
+    `size`: its sequences or tokens, if it is not a full step (step_size.py).
+    """
     batch, seed = settings.batch, settings.train.seed
     if strata:
         return step_by_shares(position, batch.sequences, strata, parse_shares(batch.shares), seed)
     if batch.sequences:
-        return step_by_sequences(position, batch.sequences, len(lengths), seed)
-    return step_by_tokens(position, batch.tokens, lengths, mean_length, seed)
+        return step_by_sequences(position, size or batch.sequences, len(lengths), seed)
+    return step_by_tokens(position, size or batch.tokens, lengths, mean_length, seed)
 
 
 def deal_budget(lengths: Ints, predictions: Ints, capacity: Capacity, max_seq_length: int) -> list[Ints]:

@@ -6,6 +6,8 @@ from collections import deque
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
+from fractions import Fraction
+from functools import cached_property
 from typing import Any, TypeVar
 
 import numpy as np
@@ -18,6 +20,7 @@ from bertrain.config.settings import Settings
 from bertrain.data.feed.assemble import assemble_batch, placeholder_block
 from bertrain.data.feed.balance import Balance, Sizes, per_rank
 from bertrain.data.feed.batching import Capacity, bin_capacity, choose_policy, step_rows, strata_of
+from bertrain.data.feed.step_size import StepSize
 from bertrain.data.formats.block import Block, draw_masks
 from bertrain.data.formats.masking import Ints, MaskingRules, count_predictions
 from bertrain.data.formats.source import DataSource
@@ -82,6 +85,12 @@ class Loader:
         )
         self.capacity = self._capacity(settings.batch.token_budget)
         self._strata: list[Ints] | None = None  # of batch.shares
+
+    @cached_property
+    def step_size(self) -> StepSize:
+        part = training_examples(self.data, self._settings)
+        num_tokens = int(self.data.example_lengths[part.start : part.stop].sum(dtype=np.int64))
+        return StepSize.of(self._settings.batch, Fraction(num_tokens, len(part)))
 
     def step(self, number: int, position: int) -> Step:
         """Step `number`, whose first example is at `position` of the endless order."""
@@ -170,7 +179,8 @@ class Loader:
         if self._strata is None:
             self._strata = strata_of(lengths_of_part, self._settings)
         mean_length = self._mean_length * texts
-        epochs, rows = step_rows(position, self._settings, lengths_of_part, mean_length, self._strata)
+        size = self.step_size.at(position)
+        epochs, rows = step_rows(position, self._settings, lengths_of_part, mean_length, self._strata, size=size)
         rows += part.start
         return np.repeat(epochs, texts), (rows[:, None] * texts + np.arange(texts)).ravel()
 
