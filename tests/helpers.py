@@ -184,17 +184,22 @@ def bertrain(*arguments: object, check: bool = True, timeout: float = 300) -> su
     return done
 
 
+INDENTS = (2, 10)  # of lines that `wrap` made
+
+
 def unwrapped(text: str) -> str:
-    """What was said, with the lines joined again that `wrap` made: those whose first word did not fit before them."""
+    """What was said, with the lines joined again that `wrap` made: further in, and their first word had no room."""
     said: list[str] = []
-    before = ""  # the line as it was printed
+    before, margin = "", 0  # the line as it was printed, and the margin of the one that was wrapped
     for line in text.split("\n"):
-        first = re.match(r"(?: {2}| {10})((?:`[^`]*`|\S)+)", line)
+        first = re.match(r"( *)((?:`[^`]*`|\S)+)", line)
         is_ours = len(before) <= COLUMNS or len(re.findall(r"(?:`[^`]*`|\S)+", before)) == 1
-        if first and is_ours and len(before) + 1 + len(first[1]) > COLUMNS:
+        is_further = first is not None and len(first[1]) - margin in INDENTS
+        if first and is_ours and is_further and len(before) + 1 + len(first[2]) > COLUMNS:
             said[-1] += f" {line.lstrip()}"
         else:
             said.append(line)
+            margin = len(first[1]) if first else 0
         before = line
     return "\n".join(said)
 

@@ -114,7 +114,7 @@ def perform(action: Action, folder: Path) -> str:
 
 def assert_shows(action: Action, output: str) -> None:
     """Each line shown occurs in the output, in order; numbers may differ, `...` is anything."""
-    position = 0
+    position, output = 0, helpers.unwrapped(output)
     for line in action.shown:
         if line.strip() in ("...", "^C", ""):
             continue

@@ -144,6 +144,18 @@ def test_shards_of_unchanged_size_are_refused_or_read(shards: Path, damaged: Any
         assert (block.masks.positions < np.repeat(block.lengths, block.masks.counts)).all()
 
 
+@pytest.mark.parametrize("name", [b"tokens", b"is_random", b"mlm_labels"])
+def test_a_shard_whose_column_lost_its_name(shards: Path, name: bytes) -> None:
+    path = shards / "shard-00000.arrow"
+    content = path.read_bytes()
+    replace_file(path, content.replace(name, name[:-1] + b"~"))
+    try:
+        with helpers.refused("damaged-data", path):
+            open_data(shards, verify="size")
+    finally:
+        replace_file(path, content)
+
+
 def replace_file(path: Path, content: bytes) -> None:
     """Put a new file in place of one that may still be mapped."""
     path.unlink()

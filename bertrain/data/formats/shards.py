@@ -35,7 +35,8 @@ from bertrain.data.text.vocabulary import Vocabulary
 SCHEMA_VERSION = 2
 MANIFEST = "manifest.json"
 VOCABULARY = "vocab.txt"
-
+COLUMNS = {"tokens", "segment_b", "is_random"}
+MASK_COLUMNS = {"mlm_positions", "mlm_labels"}  # of static masks
 
 FILE = {"name": str, "rows": Count, "bytes": Count, "sha256": str}
 CONTENT = {
@@ -82,7 +83,8 @@ class Shards(DataSource):
         self.num_files = len(manifest["files"])
         # The manifest contains the hash of every shard.
         self.fingerprint = hashlib.sha256((folder / MANIFEST).read_bytes()).hexdigest()
-        batches = [_open_shard(folder / file["name"]) for file in manifest["files"]]
+        wanted = COLUMNS | (MASK_COLUMNS if manifest["masks"] == "static" else set())
+        batches = [_open_shard(folder / file["name"], wanted) for file in manifest["files"]]
         self._first_row = np.concatenate([[0], np.cumsum([batch.num_rows for batch in batches])])
         self._tokens = ListColumn([batch.column("tokens") for batch in batches])
         self.lengths = self._tokens.counts
@@ -176,8 +178,8 @@ def _check_file(path: Path, expected: dict[str, Any], verify: str) -> None:
         raise UserError("damaged-data", f"the shard {path} is damaged (SHA-256); prepare the data again")
 
 
-def _open_shard(path: Path) -> pa.RecordBatch:
-    """The record batch of a shard, its column types and list offsets checked."""
+def _open_shard(path: Path, wanted: set[str]) -> pa.RecordBatch:
+    """The record batch of a shard, its columns, their types and list offsets checked."""
     try:
         with pa.memory_map(str(path)) as source:
             batch = pa.ipc.open_file(source).get_batch(0)
@@ -186,7 +188,7 @@ def _open_shard(path: Path) -> pa.RecordBatch:
     except (pa.ArrowException, OSError, ValueError, LookupError) as error:
         reason = str(error).split("\n")[0]
         raise UserError("damaged-data", f"the shard {path} cannot be read: {reason}; prepare the data again") from None
-    if not is_sound or not {"tokens", "segment_b", "is_random"} <= set(batch.schema.names):
+    if not is_sound or not wanted <= set(batch.schema.names):
         raise UserError("damaged-data", f"the shard {path} is damaged (columns); prepare the data again")
     return batch
 

@@ -5,13 +5,13 @@ from __future__ import annotations
 import io
 import multiprocessing
 import os
-import pickle
 import signal
 import threading
 from collections.abc import Iterator
 from concurrent.futures import Future, ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager, redirect_stderr
+from multiprocessing.reduction import ForkingPickler
 from typing import Any
 
 from bertrain.base.errors import UserError
@@ -47,7 +47,7 @@ class _Pool(ProcessPoolExecutor):
         function, *values = given
         before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})  # workers start here, and inherit it
         try:
-            return super().submit(_call, pickle.dumps((function, values, named)))
+            return super().submit(_call, bytes(ForkingPickler.dumps((function, values, named))))
         finally:
             signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
@@ -57,7 +57,7 @@ def _call(task: bytes) -> Any:
     worker, and this one reaches the parent, which says it once."""
     try:
         with redirect_stderr(io.StringIO()):  # hashlib also prints what it could not import
-            function, values, named = pickle.loads(task)
+            function, values, named = ForkingPickler.loads(task)
     except Exception as error:  # the parent has imported the same: something is short here
         what = f"a worker process could not start ({type(error).__name__}), perhaps because memory ran out"
         raise UserError("killed-worker", f"{what}; {CURE}") from None
