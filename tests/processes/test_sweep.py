@@ -85,7 +85,7 @@ def test_a_task_with_a_run_that_fails(mini: miniature_tasks.Miniature, tmp_path:
 
 def test_killed_in_the_middle_it_continues_to_the_same_losses(launch: Callable[..., Launched], tmp_path: Path) -> None:
     data, out = helpers.make_data(tmp_path), tmp_path / "out"
-    command = sweep(data, out, "--at-once", 2, "--deterministic", train__max_steps=60, checkpoint__every_steps=3)
+    command = sweep(data, out, "--at-once", 2, "--deterministic", train__max_steps=120, checkpoint__every_steps=3)
     launched = launch(*command)
     saved = [out / name / "checkpoints" for name in RATES]
     launched.wait_until(lambda: any(list(place.glob("step-*")) for place in saved), "a run has saved")
@@ -98,17 +98,16 @@ def test_killed_in_the_middle_it_continues_to_the_same_losses(launch: Callable[.
     other = helpers.bertrain(*command, "--seeds", 2, check=False)
     assert other.returncode == 2
     assert "[other-request]" in other.stderr
-    done = helpers.bertrain(*command)
+    helpers.bertrain(*command)
     assert not any(map(alive, started)), "the runs of the killed one ended with it"
     assert out.joinpath("report.html").is_file()
-    assert f"{len(RATES)} of {len(RATES)}" in done.stdout
     assert sorted(json.loads((out / "sweep.json").read_text())["done"]) == sorted(RATES), (
         "some before the kill, perhaps"
     )
     rates = {name: float(name.partition("=")[2]) for name in RATES}
     for name, rate in rates.items():
         settings = helpers.tiny_settings(
-            train__max_steps=60, optimizer__learning_rate=rate, train__deterministic=True, log__level="quiet"
+            train__max_steps=120, optimizer__learning_rate=rate, train__deterministic=True, log__level="quiet"
         )
         bertrain.pretrain(settings, data, tmp_path / name)
         assert helpers.losses(out / name) == helpers.losses(tmp_path / name)
