@@ -16,7 +16,9 @@ def row(record: dict[str, Any]) -> str:
     held_out, minutes = record["held_out"], f"{record['seconds'] / 60:.1f}"
     tokens = f"{record['tokens'] / 1e6:,.0f} M"
     # A run beside another one has no speed of its own.
-    cells = [record["date"], record["name"], "-" if record.get("note") else minutes, f"{record['steps']:,}", tokens]
+    start_up = f"{record['start_up_s']:.0f}" if "start_up_s" in record else "-"
+    times = ["-", "-"] if record.get("note") else [minutes, start_up]
+    cells = [record["date"], record["name"], *times, f"{record['steps']:,}", tokens]
     cells += [f"{held_out['mlm_loss']:.3f}", f"{held_out['mlm_accuracy']:.1%}", mean_of(record.get("tasks"))]
     return f"| {' | '.join(cells)} |\n"
 
@@ -29,9 +31,9 @@ def main() -> None:
     page = HERE / "README.md"
     before, _, rest = page.read_text().partition(BEGIN)
     _, _, after = rest.partition(END)
-    head = "| date | recipe | minutes | steps | tokens | held-out loss | accuracy | six tasks |\n"
+    head = "| date | recipe | minutes | of it start-up, s | steps | tokens | held-out loss | accuracy | six tasks |\n"
     rows = [row(record) for record in json.loads(RESULTS.read_text())]
-    page.write_text(before + BEGIN + head + "|---|---|---|---|---|---|---|---|\n" + "".join(rows) + END + after)
+    page.write_text(before + BEGIN + head + "|---|---|---|---|---|---|---|---|---|\n" + "".join(rows) + END + after)
 
 
 if __name__ == "__main__":

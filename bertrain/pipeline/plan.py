@@ -23,7 +23,7 @@ Size = Literal["auto", "tiny", "mini", "small", "medium", "base", "large"]
 HELD_OUT = "held-out"  # the folder in OUT of the examples to evaluate on
 SIZES = tuple(size for size in get_args(Size) if size != "auto")
 
-LEARNING_RATES = {"tiny": 3e-3, "mini": 2e-3, "small": 1.5e-3, "medium": 1e-3, "base": 6e-4, "large": 4e-4}
+LEARNING_RATES = {"tiny": 3e-3, "mini": 2e-3, "small": 1.5e-3, "medium": 1e-3, "base": 5e-4, "large": 4e-4}
 VOCABULARIES = {"tiny": 6000, "mini": 8000, "small": 16000, "medium": 24000, "base": 30000, "large": 30000}
 CONTINUED_RATE = 5e-5  # training that begins with trained weights
 CHARACTERS_PER_TOKEN = 4.5
@@ -32,10 +32,10 @@ TOKENS_PER_PARAMETER = 10  # of its encoder, that a model should read at least
 PARAMETERS_PER_TOKEN = 4  # of the text: a larger model would learn it by heart
 LEAST_TOKENS = 20_000  # of text; below it, nothing is learned that carries over
 LEAST_DOCUMENTS = 20
-STEPS = 3000  # wanted: more steps of fewer tokens learn more from little data, down to the smallest step
+STEPS = {"cpu": 3000, "gpu": 16_000}  # wanted: more steps of fewer tokens learn more, down to the smallest step
 LEAST_STEP, LARGEST_STEP = 2048, 131_072  # tokens
 LONG_RUN_S = 2 * 3600
-NEIGHBOURS = ("tiny", "mini")  # sizes whose short runs would otherwise end before attention has found the neighbors
+WIDE_START = ("tiny", "mini")  # sizes that learn faster from larger initial weights
 EPOCHS_WITHOUT_DROPOUT = 20
 EVALUATIONS = 10
 SAVES = 8  # in a budget: what a kill may cost
@@ -146,7 +146,8 @@ def make_plan(
     chosen = _sized(recipe, overrides | given, vocabulary)
     tokens = machine.tokens_in(seconds, chosen)
     epochs = tokens / text.tokens
-    step = -(-min(LARGEST_STEP, max(LEAST_STEP, int(length), tokens // STEPS)) // 64) * 64  # rounded up
+    steps = STEPS["gpu" if machine.is_gpu else "cpu"]
+    step = -(-min(LARGEST_STEP, max(LEAST_STEP, int(length), tokens // steps)) // 64) * 64  # rounded up
     rate = CONTINUED_RATE if init else LEARNING_RATES[size]
     dropout = "0.1" if epochs > EPOCHS_WITHOUT_DROPOUT or init else "0"
     samples = tokens // max(1, chosen.data.max_seq_length)
@@ -167,8 +168,10 @@ def make_plan(
         "checkpoint.every_minutes": f"{min(5.0, max(0.5, seconds / 60 / SAVES)):.3g}",
         "log.every_steps": "20",
     }
-    if size in NEIGHBOURS and not init:
-        overrides |= {"model.initial_heads": "neighbours", "model.initializer_range": "0.06", "model.num_heads": "4"}
+    if not init:  # a short run would otherwise end before attention has found the neighbors
+        overrides["model.initial_heads"] = "neighbours"
+        if size in WIDE_START:
+            overrides |= {"model.initializer_range": "0.06", "model.num_heads": "4"}
     model = chosen.model
     choices = [
         Choice("budget", budget, f"for the size only: {lengths[0]} is set" if lengths else "training time; --budget"),
