@@ -19,6 +19,7 @@ from __future__ import annotations
 
 import argparse
 import gc
+import inspect
 import json
 import statistics
 import tempfile
@@ -103,7 +104,12 @@ def time_transformers(data: Data, settings: Settings, count: int) -> Times:
         max_position_embeddings=shape.max_positions,
     )  # fmt: skip
     config._attn_implementation = "sdpa"
-    model = BertForPreTraining(config).to(DEVICE).train()
+    return time_peer(BertForPreTraining(config).to(DEVICE).train(), data, settings, count)
+
+
+def time_peer(model: torch.nn.Module, data: Data, settings: Settings, count: int) -> Times:
+    """A model of Transformers, compiled, on padded rows; it gets the inputs that it knows."""
+    known = inspect.signature(model.forward).parameters
     length, precision = settings.data.max_seq_length, settings.train.precision
     num_rows = BUDGET // length
     padded = replace(settings, batch=replace(settings.batch, tokens=0, sequences=num_rows, policy="padded"))
@@ -115,7 +121,11 @@ def time_transformers(data: Data, settings: Settings, count: int) -> Times:
         loader = Loader(shards, padded)
         steps = [loader.step(number, number * num_rows) for number in range(8)]
         pinned = [
-            {name: tensor.pin_memory() for name, tensor in padded_inputs(step.bins[0], num_rows, length).items()}
+            {
+                name: tensor.pin_memory()
+                for name, tensor in padded_inputs(step.bins[0], num_rows, length).items()
+                if name in known
+            }
             for step in steps
         ]
 
@@ -140,7 +150,13 @@ def flop_per_token(settings: Settings, lengths: list[int]) -> float:
     return 72 * layers * hidden**2 + attention + 6 * (hidden**2 + hidden * VOCABULARY) * 0.15
 
 
-def measured(system: Callable[[Data, Settings, int], Times], data: Data, settings: Settings, count: int) -> Results:
+def measured(
+    system: Callable[[Data, Settings, int], Times],
+    data: Data,
+    settings: Settings,
+    count: int,
+    flop: Callable[[Settings, list[int]], float] = flop_per_token,
+) -> Results:
     """What one system reaches on each kind of rows; it is built and compiled once."""
     torch._dynamo.reset()
     gc.collect()
@@ -153,7 +169,7 @@ def measured(system: Callable[[Data, Settings, int], Times], data: Data, setting
         results[rows] = {
             "real_tokens_per_s": round(per_second),
             "ms_per_step": round(statistics.median(ms), 2),
-            "mfu": round(per_second * flop_per_token(settings, data[rows].lengths.tolist()) / PEAK, 3),
+            "mfu": round(per_second * flop(settings, data[rows].lengths.tolist()) / PEAK, 3),
             "peak_memory_gib": round(torch.cuda.max_memory_allocated() / 2**30, 1),
             "warm_up_s": round(start_up, 1),
         }

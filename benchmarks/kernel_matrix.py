@@ -49,6 +49,7 @@ class Case:
     precision: str = "bf16"
     head: str = "pretrain"
     activation_checkpointing: str = "none"
+    family: str = "bert"
 
 
 def cases(capability: int) -> Iterator[Case]:
@@ -64,6 +65,11 @@ def cases(capability: int) -> Iterator[Case]:
         yield Case("BERT-Base, recomputed", 768, 12, precision=precision, activation_checkpointing="full")
         for head in ("classify", "regress", "span", "tag"):
             yield Case(f"BERT-Base that has to {head}", 768, 12, precision=precision, head=head)
+        for name, hidden, heads, dropout, checkpointing in (
+            ("ModernBERT-Base", 768, 12, 0.0, "none"), ("ModernBERT-Large, dropout", 1024, 16, 0.1, "selective"),
+            ("ModernBERT, heads of 16", 256, 16, 0.0, "none"), ("ModernBERT, heads of 128", 1024, 8, 0.1, "none"),
+        ):  # fmt: skip
+            yield Case(name, hidden, heads, dropout, precision, "pretrain", checkpointing, "modern")
 
 
 def source_hash() -> str:
@@ -112,11 +118,14 @@ def compile_step(case: Case) -> None:
 
     overrides: dict[str, Any] = {
         "model.hidden_size": case.hidden, "model.num_heads": case.heads, "model.intermediate_size": 4 * case.hidden,
-        "model.num_layers": 2, "model.hidden_dropout": case.dropout, "model.attention_dropout": case.dropout,
+        "model.family": case.family, "model.num_layers": 2, "model.hidden_dropout": case.dropout,
+        "model.attention_dropout": case.dropout,
         "train.precision": case.precision, "train.activation_checkpointing": case.activation_checkpointing,
     }  # fmt: skip
     if case.head != "pretrain":
         overrides |= {"task.name": "glue/mnli", "model.head": case.head}
+    if case.family == "modern":
+        overrides |= {"model.intermediate_size": 41 * case.hidden // 16, "model.nsp": False}  # 2,624 for 1,024
     settings = resolve("bert-base-phase1", overrides)
     device = torch.device("meta")
     model, ranks = uninitialized(settings.model, device), Ranks(0, 1, device)

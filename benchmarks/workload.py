@@ -21,8 +21,8 @@ HIDDEN, HEADS, HEAD_DIM, FFN = 1024, 16, 64, 4096  # BERT-Large's
 def wikipedia_lengths(count: int, seed: int, max_seq_length: int = 512) -> np.ndarray[Any, Any]:
     """Lengths drawn from a histogram; the few under five cannot hold a pair.
 
-    Those for 128 and 512 tokens are published; those for 2,048 and 8,192 are of 106 MB of English Wikipedia (2015) by
-    `bertrain data prepare`, rounded up to multiples of 8 and 32.
+    Those for 128 and 512 tokens are published; those for 1,024, 2,048 and 8,192 are of 106 MB of English Wikipedia
+    (2015) by `bertrain data prepare`, rounded up to multiples of 4, 8 and 32.
     """
     with open(HERE / f"wikipedia-{max_seq_length}.csv") as file:
         rows = [(int(row["length"]), int(row["sequences"])) for row in csv.DictReader(file)]

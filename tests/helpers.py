@@ -31,6 +31,8 @@ from bertrain.data.formats.packing import plan_packing
 from bertrain.data.prepare.prepare import prepare
 from bertrain.model.batch import IGNORED, Batch
 from bertrain.model.bert import Bert
+from bertrain.model.encoder import EncoderModel
+from bertrain.model.families import new_model
 from bertrain.weights.huggingface import huggingface_names
 
 SHARED = Path(__file__).parents[2] / "shared"
@@ -233,9 +235,9 @@ def relative_error(actual: torch.Tensor, expected: torch.Tensor) -> float:
     return float((actual - expected).norm() / expected.norm().clamp(min=1e-30))
 
 
-def build_model(settings: ModelSettings, seed: int = 1) -> Bert:
+def build_model(settings: ModelSettings, seed: int = 1) -> EncoderModel:
     """A model whose every tensor is random, biases and LayerNorm too, so that no term can hide."""
-    model = Bert(settings)
+    model = new_model(settings)
     generator = torch.Generator().manual_seed(seed)
     with torch.no_grad():
         for name, parameter in model.named_parameters():

@@ -2,8 +2,9 @@
 
     TRITON_INTERPRET=1 python -m tests.interpreted
 
-prints what each of CASES measures, as JSON; `tests/numerics/test_kernels_interpreted.py` checks it.
-Triton decides when it is imported whether kernels are compiled or interpreted, hence a process of its own.
+prints what each of CASES measures, as JSON, or those whose names have a word that follows on the command line;
+`tests/numerics/test_kernels_interpreted.py` checks it. Triton decides when it is imported whether kernels are compiled
+or interpreted, hence a process of its own.
 
 What the interpreter cannot do is left to tests/gpu: bf16 through tensor descriptors, and rounding to 8 bits (it
 drops the carry out of the mantissa), so that 8-bit cases here use values which need no rounding.
@@ -14,19 +15,23 @@ from __future__ import annotations
 import json
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from unittest.mock import patch
 
 import torch
 
 from bertrain.kernels import layernorm as layernorm_kernels
-from bertrain.kernels.arguments import Dropout, EmbeddingTables, Fp8Rows
+from bertrain.kernels import prenorm as prenorm_kernels
+from bertrain.kernels.arguments import Dropout, EmbeddingIds, EmbeddingTables, Fp8Rows
 from bertrain.kernels.attention import TILE, plan_attention, ragged_attention_plain
 from bertrain.kernels.backend import available
 from bertrain.kernels.embedding import embed_plain, position_gradient
 from bertrain.kernels.fp8 import LARGEST, Scales, cast_both_ways, cast_plain, empty_both_ways, transpose
+from bertrain.kernels.geglu import geglu_plain
 from bertrain.kernels.gelu import bias_gelu_backward, bias_gelu_forward, bias_gelu_plain
 from bertrain.kernels.layernorm import dropout_add_layernorm_plain
+from bertrain.kernels.prenorm import add_layernorm_forward, layernorm_forward
 from bertrain.kernels.random import attention_keep_mask, rows_keep_mask
 from bertrain.kernels.reduction import column_sums
 from bertrain.optim.clipping import clip_factor, norm
@@ -38,6 +43,7 @@ from tests import helpers, twins, whole_model
 
 SEED = torch.tensor([2**40 + 5])
 FLOAT32 = 2e-6
+MODERN = {"model__family": "modern", "model__local_window": 6, "model__global_every": 2}
 CASES: dict[str, tuple[Callable[[], float], float]] = {}
 
 
@@ -89,6 +95,75 @@ def plan() -> float:
     starts = twins.boundaries(lengths, "cpu").tolist()
     longest_first = sorted(zip(lengths, starts, strict=False), key=lambda pair: -pair[0])
     return float(used != [[start, length, row] for length, start in longest_first for row in range(0, length, TILE)])
+
+
+@case("attention in a window", FLOAT32, [21, 1, 70, 0], 5, 0.0, 1)
+@case("attention in a window, dropout", FLOAT32, [2, 150, 33], 24, 0.1, 1)
+@case("attention in a window as wide as tiles", FLOAT32, [64, 200, 63, 65], 64, 0.0, 1)
+@case("attention in a window that sees neighbors", FLOAT32, [130, 1], 1, 0.1, 1)
+@case("attention in a window beyond the sequences", FLOAT32, [70, 3], 500, 0.0, 1)
+@case("attention in a window, extreme scores", 5e-5, [140, 9], 20, 0.1, 60)
+def attention_in_window(lengths: list[int], window: int, p: float, query_scale: float) -> float:
+    cu_seqlens = twins.boundaries(lengths, "cpu")
+    qkv, dout = torch.randn(sum(lengths), 3, 1, 16), torch.randn(sum(lengths), 1, 16)
+    qkv[:, 0] *= query_scale
+    actual = twins.attention_both_ways(qkv, dout, cu_seqlens, p, SEED, 5, window)
+    expected = twins.twin_both_ways(
+        lambda x: ragged_attention_plain(x, cu_seqlens, Dropout(p, SEED, 5), window), [qkv], dout
+    )
+    return twins.attention_error(actual, expected)
+
+
+@case("rotary attention", FLOAT32, [21, 1, 70], 16, 0, 0.0)
+@case("rotary attention in a window", FLOAT32, [5, 75], 32, 9, 0.1)
+@case("rotary attention of many tiles", FLOAT32, [1100, 65], 16, 64, 0.0)
+def rotary_attention(lengths: list[int], head_size: int, window: int, p: float) -> float:
+    qkv, dout = torch.randn(sum(lengths), 3, 1, head_size), torch.randn(sum(lengths), 1, head_size)
+    given = lengths, twins.rotary_tables(max(lengths) + 3, head_size, "cpu"), Dropout(p, SEED, 5), window
+    actual, expected = (
+        twins.rotary_attention_both_ways(qkv, dout, *given),
+        twins.rotary_attention_twin(qkv, dout, *given),
+    )
+    return twins.largest_error(actual, expected)
+
+
+@case("pre-norm", FLOAT32, 0.0, True)
+@case("pre-norm with dropout", FLOAT32, 0.1, True)
+@case("pre-norm of one gradient", FLOAT32, 0.1, False)
+def prenorm(p: float, is_pair: bool) -> float:
+    inputs, dy = [torch.randn(9, 96), torch.randn(9, 96), torch.randn(96)], torch.randn(9, 96)
+    given = inputs, dy, torch.randn(9, 96) if is_pair else None, Dropout(p, SEED, 2)
+    return twins.largest_error(twins.prenorm_both_ways(*given), twins.prenorm_twin(*given))
+
+
+@case("pre-norm again", 0)
+def prenorm_again() -> float:
+    """LayerNorm of a stored total has the bits that it had when the total was computed."""
+    x, residual, weight, dropout = torch.randn(9, 96), torch.randn(9, 96), torch.randn(96), Dropout(0.1, SEED, 2)
+    total, y, _, _ = add_layernorm_forward(x, residual, weight, dropout, twins.NORM_EPS)
+    return float(not torch.equal(layernorm_forward(total, weight, twins.NORM_EPS)[0], y))
+
+
+@case("GeGLU", 5e-6, 0.0)
+@case("GeGLU with dropout", 5e-6, 0.1)
+def geglu(p: float) -> float:
+    x, dy, dropout = 3 * torch.randn(9, 112), torch.randn(9, 56), Dropout(p, SEED, 4)
+    expected = twins.twin_both_ways(lambda given: geglu_plain(given, dropout), [x], dy)
+    return twins.largest_error(twins.geglu_both_ways(x, dy, dropout), expected)
+
+
+@case("embeddings of words alone", FLOAT32, 0.0)
+@case("embeddings of words alone, dropout", FLOAT32, 0.1)
+def word_embeddings(p: float) -> float:
+    (words, _, _), (weight, _), ids, _ = twins.embedding_case([5, 1, 9], 40, 12, 96, torch.float32, "cpu")
+    dy, second, dropout = torch.randn(15, 96), torch.randn(15, 96), Dropout(p, SEED, 3)
+    ids = EmbeddingIds(ids.words)
+    actual = twins.word_embedding_both_ways(words, weight, ids, dy, second, dropout)
+    expected = twins.twin_both_ways(
+        lambda words, weight: embed_plain(EmbeddingTables(words), ids, weight, None, dropout, twins.NORM_EPS),
+        [words, weight], dy + second,
+    )  # fmt: skip
+    return twins.largest_error(actual, expected)
 
 
 def rows_case() -> list[torch.Tensor]:
@@ -313,6 +388,17 @@ def scales() -> float:
 # --- the whole model ----------------------------------------------------------------------------------
 
 
+@contextmanager
+def many_rows_a_program() -> Iterator[None]:
+    """The interpreter's time goes by programs, so here one takes eight rows."""
+    eight = (8, 1, 1, 1)
+    with (
+        patch.multiple(layernorm_kernels, FORWARD=eight, FORWARD_FP8=eight, BACKWARD=eight),
+        patch.multiple(prenorm_kernels, FORWARD=eight, BACKWARD=eight),
+    ):
+        yield
+
+
 @case("whole model", 3e-5, {"model__pad_vocab_to": 8, "model__num_segments": 3, "model__num_layers": 2}, True)
 @case("whole model of one layer, no next sentences", 3e-5, {"model__nsp": False}, False)
 @case("whole model that classifies", 3e-5, {"model__head": "classify", "model__num_labels": 3}, True)
@@ -323,6 +409,9 @@ def scales() -> float:
 @case("whole model that embeds by mean", 3e-5, {"model__head": "embed"}, True)
 @case("whole model that embeds by maximum", 3e-5, {"model__head": "embed", "model__pooling": "max"}, False)
 @case("whole model that embeds by [CLS]", 3e-5, {"model__head": "embed", "model__pooling": "cls"}, True)
+@case("whole modern model", 3e-5, MODERN | {"model__pad_vocab_to": 8, "model__num_layers": 3}, True)
+@case("whole modern model of one layer", 3e-5, MODERN, False)
+@case("whole modern model that embeds by mean", 3e-5, MODERN | {"model__head": "embed"}, True)
 def whole(overrides: dict[str, object], accumulates: bool) -> float:
     """Sequences of lengths 1 to the longest, junk, and empty slots; more positions than any sequence has."""
     settings = helpers.tiny_settings(
@@ -338,8 +427,7 @@ def whole(overrides: dict[str, object], accumulates: bool) -> float:
             batch, settings.head, settings.num_labels, settings.hidden_size, is_weighted=is_weighted
         )
     model = whole_model.BothWays(settings, batch, "cpu", dtype=torch.float32)
-    # The interpreter's time goes by programs, so here one takes eight rows.
-    with patch.multiple(layernorm_kernels, FORWARD=(8, 1, 1, 1), BACKWARD=(8, 1, 1, 1)):
+    with many_rows_a_program():
         sums = model.run()
         errors, once = model.errors(), model.gradients()
         assert model.output_error() <= 3e-5
@@ -354,17 +442,18 @@ def whole(overrides: dict[str, object], accumulates: bool) -> float:
     return max(errors.values())
 
 
-@case("whole model in 8 bits", 0.35)
-def whole_in_eight_bits() -> float:
+@case("whole model in 8 bits", 0.35, {})
+@case("whole modern model in 8 bits", 0.35, MODERN)
+def whole_in_eight_bits(family: dict[str, object]) -> float:
     """8 bits throughout, the first layer's input apart; the interpreter rounds to them more coarsely than a GPU."""
     settings = helpers.tiny_settings(
         model__vocab_size=50, model__hidden_size=32, model__num_heads=2, model__intermediate_size=48,
         model__max_positions=14, data__max_seq_length=12, data__max_predictions=5,
-        model__hidden_dropout=0, model__attention_dropout=0,
+        model__hidden_dropout=0, model__attention_dropout=0, **family,
     ).model  # fmt: skip
     batch = whole_model.random_batch([7, 1, 12, 2], 32, 6, 7, 12, 50)
     model = whole_model.BothWays(settings, batch, "cpu", dtype=torch.float32, fp8=True)
-    with patch.multiple(layernorm_kernels, FORWARD_FP8=(8, 1, 1, 1), BACKWARD=(8, 1, 1, 1)):
+    with many_rows_a_program():
         model.measure_scales()
         for gradient in model.gradients_in_place():
             gradient.fill_(float("nan"))
@@ -374,17 +463,19 @@ def whole_in_eight_bits() -> float:
     return max(errors.values())
 
 
-@case("layers computed again", 0)
-def recomputed() -> float:
+@case("layers computed again", 0, {"model__num_layers": 2})
+@case("modern layers computed again", 0, MODERN | {"model__num_layers": 3})
+def recomputed(family: dict[str, object]) -> float:
     """Keeping less of a pass changes nothing, with dropout on."""
     settings = helpers.tiny_settings(
         model__vocab_size=30, model__hidden_size=16, model__num_heads=1, model__intermediate_size=24,
-        model__max_positions=9, data__max_seq_length=9, data__max_predictions=2, model__num_layers=2,
+        model__max_positions=9, data__max_seq_length=9, data__max_predictions=2, model__hidden_dropout=0.1,
+        model__attention_dropout=0.1, **family,
     ).model  # fmt: skip
     batch = whole_model.random_batch([5, 3], 10, 4, 3, 9, 30)
     model = whole_model.BothWays(settings, batch, "cpu", dtype=torch.float32)
     found = []
-    with patch.multiple(layernorm_kernels, FORWARD=(8, 1, 1, 1), BACKWARD=(8, 1, 1, 1)):
+    with many_rows_a_program():
         for what in ("none", "selective", "full"):
             for layer in model.fused.layers:
                 layer.recompute = what
@@ -408,6 +499,8 @@ def main() -> None:
     torch.use_deterministic_algorithms(True)
     figures = {}
     for number, (name, (measure, _)) in enumerate(CASES.items()):
+        if not any(part in name for part in sys.argv[1:] or [""]):
+            continue
         torch.manual_seed(number)
         begin = time.perf_counter()
         figures[name] = measure()

@@ -34,11 +34,18 @@ from bertrain.kernels.self_test import (  # noqa: F401 - tests call them as memb
     boundaries,
     cross_entropy_both_ways,
     embedding_both_ways,
+    geglu_both_ways,
     gelu_both_ways,
     largest_error,
     layernorm_both_ways,
+    prenorm_both_ways,
+    prenorm_twin,
     reduced,
+    rotary_attention_both_ways,
+    rotary_attention_twin,
+    rotary_tables,
     twin_both_ways,
+    word_embedding_both_ways,
 )
 from bertrain.kernels.self_test import relative_error as error  # noqa: F401
 

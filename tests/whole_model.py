@@ -11,9 +11,8 @@ from torch import Tensor
 from bertrain.config.settings import ModelSettings
 from bertrain.model.arena import Arena
 from bertrain.model.batch import IGNORED, Batch
-from bertrain.model.bert import Bert
-from bertrain.model.encoder import split_parts
-from bertrain.model.fused import FusedBert
+from bertrain.model.encoder import EncoderModel, split_parts
+from bertrain.model.fused_families import new_fused
 from bertrain.training.plain_engine import sums_of
 from tests import helpers, twins
 
@@ -87,7 +86,7 @@ def with_answers(batch: Batch, head: str, num_labels: int, hidden_size: int = 0,
 
 
 class BothWays:
-    """A model computed by bert.py under autograd in float32, and by `FusedBert` on the same weights and bin."""
+    """A model computed by bert.py or modern.py under autograd in float32, and by hand on the same weights and bin."""
 
     def __init__(
         self,
@@ -108,9 +107,9 @@ class BothWays:
         self.expected_sums, self.expected = self._specification(model)
         for gradient in self.gradients_in_place():
             gradient.fill_(float("nan"))
-        self.fused = FusedBert(model, self.arena, fp8=fp8, dtype=dtype)
+        self.fused = new_fused(model, self.arena, fp8=fp8, dtype=dtype)
 
-    def _specification(self, model: Bert) -> tuple[Tensor, dict[str, Tensor]]:
+    def _specification(self, model: EncoderModel) -> tuple[Tensor, dict[str, Tensor]]:
         batch = self.batch
         outputs = model.eval()(batch)
         self.expected_outputs = outputs

@@ -25,6 +25,13 @@ class AttentionPlan(NamedTuple):
     of the sequence; a length of 0 marks an unused entry. The C kernels work on whole sequences and have no tiles."""
 
 
+class Rotary(NamedTuple):
+    """Cosines and sines of the angles by which positions rotate pairs of a head's elements, [positions, D / 2]."""
+
+    cosines: Tensor
+    sines: Tensor
+
+
 class NormParameters(NamedTuple):
     """The bias of the product that feeds a LayerNorm, and LayerNorm's weight and bias; [N] float32 each."""
 
@@ -34,19 +41,19 @@ class NormParameters(NamedTuple):
 
 
 class EmbeddingTables(NamedTuple):
-    """Embedding matrices, [size, N] each. The result has the dtype of `words`."""
+    """Embedding matrices, [size, N] each. The result has the dtype of `words`; a model may have words alone."""
 
     words: Tensor
-    positions: Tensor
-    segments: Tensor
+    positions: Tensor | None = None
+    segments: Tensor | None = None
 
 
 class EmbeddingIds(NamedTuple):
     """The row of each table that a token takes, [T] int64 each."""
 
     words: Tensor
-    positions: Tensor
-    segments: Tensor
+    positions: Tensor | None = None
+    segments: Tensor | None = None
 
 
 class LambBuffers(NamedTuple):

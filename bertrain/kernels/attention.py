@@ -2,6 +2,10 @@
 
     out, sums, _ = ragged_attention_forward(qkv, plan_attention(cu_seqlens, T), dropout)
 
+With a `window`, a token attends only to tokens at most so many positions away (0: to all). Tiles of keys that no query
+of a tile can see are skipped, so the work grows with the length alone. Where `rotary.py` has rotated queries and keys,
+the backward rotates their gradients back, in registers.
+
 The projection writes `qkv[T, 3, H, D]` and the output projection reads `out[T, H, D]`: no tensor is stacked or
 transposed in between. The backward writes every row of `dqkv[T, 3, H, D]`.
 
@@ -23,7 +27,7 @@ import torch
 from torch import Tensor
 
 from bertrain.kernels import cpu
-from bertrain.kernels.arguments import AttentionPlan, Cast, Dropout, Fp8Rows
+from bertrain.kernels.arguments import AttentionPlan, Cast, Dropout, Fp8Rows, Rotary
 from bertrain.kernels.arithmetic import HAS_ASSEMBLY, KERNEL_LOG2_E, LOG2_E, exp2, log2, reciprocal
 from bertrain.kernels.attention_pairs import drop, drop_both, drop_gradient, uses_pairs
 from bertrain.kernels.backend import generation, jit, on_cpu, tl
@@ -45,7 +49,7 @@ TILE = 64
 CHUNK = 32
 
 
-def ragged_attention_plain(qkv: Tensor, cu_seqlens: Tensor, dropout: Dropout) -> Tensor:
+def ragged_attention_plain(qkv: Tensor, cu_seqlens: Tensor, dropout: Dropout, window: int = 0) -> Tensor:
     """The specification: one sequence at a time, in differentiable PyTorch."""
     num_heads, head_dim = qkv.shape[2:]
     boundaries = cu_seqlens.tolist()
@@ -54,7 +58,11 @@ def ragged_attention_plain(qkv: Tensor, cu_seqlens: Tensor, dropout: Dropout) ->
         if start == end:
             continue
         query, key, value = qkv[start:end].permute(1, 2, 0, 3)  # each [H, L, D]
-        probabilities = torch.softmax(query @ key.transpose(1, 2) / math.sqrt(head_dim), dim=-1)
+        scores = query @ key.transpose(1, 2) / math.sqrt(head_dim)
+        if window > 0:
+            places = torch.arange(end - start, device=qkv.device)
+            scores = scores.masked_fill((places[:, None] - places).abs() > window, -torch.inf)
+        probabilities = torch.softmax(scores, dim=-1)
         if dropout.p > 0:
             keep = attention_keep_mask(dropout.seed, dropout.site, num_heads, start, end - start, dropout.p)
             probabilities = torch.where(keep, probabilities / (1 - dropout.p), 0)
@@ -180,21 +188,50 @@ def _of_rows(sums, pitch, head, tile, BM: tl.constexpr, CHUNK: tl.constexpr):
 
 
 @jit
+def _is_near(first, own, other_first, others, WINDOW: tl.constexpr):
+    """Mask of the pairs of a tile that are at most WINDOW positions apart; both ranges count from their firsts."""
+    return tl.abs((first - other_first) + (own - others)) <= WINDOW
+
+
+@jit
+def _within_reach(first, length, SIZE: tl.constexpr, STEP: tl.constexpr, WINDOW: tl.constexpr):
+    """Begin, a multiple of STEP, and end of the positions that a tile of SIZE rows from `first` on attends to."""
+    return tl.maximum(first - WINDOW, 0) // STEP * STEP, tl.minimum(first + (SIZE + WINDOW), length)
+
+
+@jit
+def _rotated_back(values, rows, length, cosines, sines, D: tl.constexpr):
+    """The gradient of rows before their pairs (i, i + D / 2) were rotated by the angles of their positions."""
+    columns = tl.arange(0, D // 2)[None, :]
+    places, inside = rows[:, None] * (D // 2) + columns, (rows < length)[:, None]
+    cosine, sine = tl.load(cosines + places, mask=inside, other=0.0), tl.load(sines + places, mask=inside, other=0.0)
+    left, right = tl.split(tl.permute(tl.reshape(values, [values.shape[0], 2, D // 2]), [0, 2, 1]))
+    turned = tl.join(left * cosine + right * sine, right * cosine - left * sine)
+    return tl.reshape(tl.permute(turned, [0, 2, 1]), [values.shape[0], D])
+
+
+@jit
 def _forward_careful(
     query, keys_in, start, length, first_row, head, key_of_head, scale_log2,
     H: tl.constexpr, D: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, KEEP: tl.constexpr,
-    PRECISION: tl.constexpr,
+    PRECISION: tl.constexpr, WINDOW: tl.constexpr,
 ):  # fmt: skip
     """The softmax with a running maximum: it never overflows, but is slower, since every tile rescales the result."""
     reference = tl.full([BM], float("-inf"), dtype=tl.float32)
     total = tl.zeros([BM], dtype=tl.float32)
     result = tl.zeros([BM, D], dtype=tl.float32)
     columns = tl.arange(0, BN)[None, :]
-    for column in tl.range(0, length, BN, num_stages=1):
+    begin, end = 0, length
+    if WINDOW > 0:
+        begin, end = _within_reach(first_row, length, BM, BN, WINDOW)
+    for column in tl.range(begin, end, BN, num_stages=1):
         keys = keys_in.load([start + column, (H + head) * D])
         values = keys_in.load([start + column, (2 * H + head) * D])
         scores = tl.dot(query, tl.trans(keys), input_precision=PRECISION) * scale_log2
         scores = tl.where(column + columns < length, scores, float("-inf"))
+        if WINDOW > 0:  # not infinite: a row may see nothing of its first tile, and the next maximum removes that tile
+            near = _is_near(first_row, tl.arange(0, BM)[:, None], column, columns, WINDOW)
+            scores = tl.where(near, scores, -1e30)
         new_reference = tl.maximum(reference, tl.max(scores, axis=1))
         weights = exp2(scores - new_reference[:, None])
         correction = exp2(reference - new_reference)
@@ -211,13 +248,16 @@ def _forward_careful(
 def _forward_step(
     query, keys, values, length, column, first_row, key_of_head, scale_log2, total, result,
     BM: tl.constexpr, BN: tl.constexpr, KEEP: tl.constexpr, PAIRS: tl.constexpr, PRECISION: tl.constexpr,
-    EDGE: tl.constexpr,
+    EDGE: tl.constexpr, WINDOW: tl.constexpr,
 ):  # fmt: skip
     """Add one tile of keys to the sums of weights and of weighted values."""
     columns = tl.arange(0, BN)[None, :]
     weights = exp2(tl.dot(query, tl.trans(keys), input_precision=PRECISION) * scale_log2)
     if EDGE:  # the last keys belong to the next sequence
         weights = tl.where(column + columns < length, weights, 0.0)
+    if WINDOW > 0:
+        near = _is_near(first_row, tl.arange(0, BM)[:, None], column, columns, WINDOW)
+        weights = tl.where(near, weights, 0.0)
     total += tl.sum(weights, axis=1)
     if KEEP > 0:
         words = attention_words(key_of_head, first_row, tl.arange(0, BM)[:, None], column, columns)
@@ -233,7 +273,7 @@ def _attention_forward_kernel(
     qkv, keys_in, out, out8, scale, peaks, sums, tiles, seed, site, pitch, scale_log2,
     H: tl.constexpr, D: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, KEEP: tl.constexpr,
     PAIRS: tl.constexpr, INVERSE_KEEP: tl.constexpr, PRECISION: tl.constexpr, STAGES: tl.constexpr, LIMIT: tl.constexpr,
-    CHUNK: tl.constexpr,
+    CHUNK: tl.constexpr, WINDOW: tl.constexpr,
 ):  # fmt: skip
     head, tile, start, length, first_row, _first_tile = _tile(tiles, H)
     if length == 0:
@@ -253,27 +293,30 @@ def _attention_forward_kernel(
     total = tl.zeros([BM], dtype=tl.float32)
     result = tl.zeros([BM, D], dtype=tl.float32)
     # The last keys come first and outside the loop: a branch inside it would keep its products from overlapping.
-    last = (length - 1) // BN * BN
+    begin, end = 0, length
+    if WINDOW > 0:
+        begin, end = _within_reach(first_row, length, BM, BN, WINDOW)
+    last = (end - 1) // BN * BN
     columns = last + tl.arange(0, BN)
     keys = _load(qkv, start, H + head, columns, 3 * H * D, length, D)
     values = _load(qkv, start, 2 * H + head, columns, 3 * H * D, length, D)
     total, result = _forward_step(
         query, keys, values, length, last, first_row, key_of_head, scale_log2, total, result,
-        BM, BN, KEEP, PAIRS, PRECISION, True,
+        BM, BN, KEEP, PAIRS, PRECISION, True, WINDOW,
     )  # fmt: skip
-    for column in tl.range(0, last, BN, num_stages=STAGES):
+    for column in tl.range(begin, last, BN, num_stages=STAGES):
         keys = keys_in.load([start + column, (H + head) * D])
         values = keys_in.load([start + column, (2 * H + head) * D])
         total, result = _forward_step(
             query, keys, values, length, column, first_row, key_of_head, scale_log2, total, result,
-            BM, BN, KEEP, PAIRS, PRECISION, False,
+            BM, BN, KEEP, PAIRS, PRECISION, False, WINDOW,
         )  # fmt: skip
     # If a row leaves that range (never seen in a healthy model), its tile is computed again with a running maximum.
     extreme = inside & ((total > 1e30) | (total < 1e-30))
     if tl.max(extreme.to(tl.int32), axis=0) > 0:
         reference, total, result = _forward_careful(
             query, keys_in, start, length, first_row, head, key_of_head, scale_log2,
-            H, D, BM, BN, KEEP, PRECISION,
+            H, D, BM, BN, KEEP, PRECISION, WINDOW,
         )  # fmt: skip
     result = result * tl.where(inside, INVERSE_KEEP * reciprocal(total), 0.0)[:, None]
     rounded = result.to(out.dtype.element_ty)
@@ -290,13 +333,16 @@ def _attention_forward_kernel(
 def _query_step(
     query, dresult, keys, values, length, column, first_row, key_of_head, row_lse, row_delta, scale_log2, dquery,
     BM: tl.constexpr, BN: tl.constexpr, KEEP: tl.constexpr, PAIRS: tl.constexpr, PRECISION: tl.constexpr,
-    EDGE: tl.constexpr,
+    EDGE: tl.constexpr, WINDOW: tl.constexpr,
 ):  # fmt: skip
     """Add one tile of keys to the gradient of the queries."""
     columns = tl.arange(0, BN)[None, :]
     weights = exp2(tl.dot(query, tl.trans(keys), input_precision=PRECISION) * scale_log2 - row_lse[:, None])
     if EDGE:  # the last keys belong to the next sequence
         weights = tl.where(column + columns < length, weights, 0.0)
+    if WINDOW > 0:
+        near = _is_near(first_row, tl.arange(0, BM)[:, None], column, columns, WINDOW)
+        weights = tl.where(near, weights, 0.0)
     gradient = tl.dot(dresult, tl.trans(values), input_precision=PRECISION)
     if KEEP > 0:
         words = attention_words(key_of_head, first_row, tl.arange(0, BM)[:, None], column, columns)
@@ -308,21 +354,27 @@ def _query_step(
 
 @jit(do_not_specialize=["site"])
 def _backward_query_kernel(
-    qkv, keys_in, out, dout, sums, dqkv, dqkv8, scale, peaks, partials, tiles, seed, site, pitch, scale_log2,
+    qkv, keys_in, out, dout, sums, dqkv, dqkv8, scale, peaks, partials, tiles, seed, site, cosines, sines, pitch,
+    scale_log2,
     H: tl.constexpr, D: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, KEEP: tl.constexpr,
     PAIRS: tl.constexpr, INVERSE_KEEP: tl.constexpr, PRECISION: tl.constexpr, STAGES: tl.constexpr, LIMIT: tl.constexpr,
-    CHUNK: tl.constexpr, FULL: tl.constexpr,
+    CHUNK: tl.constexpr, FULL: tl.constexpr, WINDOW: tl.constexpr,
 ):  # fmt: skip
     """Gradient of a tile of queries; also stores delta = -rowsum(dout * out) * (1 - p) for the other kernel."""
     head, tile, start, length, first_row, _first_tile = _tile(tiles, H)
-    partials += (tile * 2 * H + head) * D
+    if partials is not None:
+        partials += (tile * 2 * H + head) * D
     if length == 0:
-        tl.store(partials + tl.arange(0, D), tl.zeros([D], dtype=tl.float32))
+        if partials is not None:
+            tl.store(partials + tl.arange(0, D), tl.zeros([D], dtype=tl.float32))
         if LIMIT > 0:
             tl.store(peaks + tl.program_id(0), 0.0)
         return
     rows = first_row + tl.arange(0, BM)
-    last = (length - 1) // BN * BN
+    begin, end = 0, length
+    if WINDOW > 0:
+        begin, end = _within_reach(first_row, length, BM, BN, WINDOW)
+    last = (end - 1) // BN * BN
     columns = last + tl.arange(0, BN)
     key_of_head = attention_key(load_stream_key(seed, site), start, head)
     factor = 1.0
@@ -339,29 +391,33 @@ def _backward_query_kernel(
     tl.store(of_rows + CHUNK, row_delta)
     dquery = _query_step(
         query, dresult, keys, values, length, last, first_row, key_of_head, row_lse, row_delta, scale_log2,
-        tl.zeros([BM, D], dtype=tl.float32), BM, BN, KEEP, PAIRS, PRECISION, True,
+        tl.zeros([BM, D], dtype=tl.float32), BM, BN, KEEP, PAIRS, PRECISION, True, WINDOW,
     )  # fmt: skip
-    for column in tl.range(0, last, BN, num_stages=STAGES):
+    for column in tl.range(begin, last, BN, num_stages=STAGES):
         keys = keys_in.load([start + column, (H + head) * D])
         values = keys_in.load([start + column, (2 * H + head) * D])
         dquery = _query_step(
             query, dresult, keys, values, length, column, first_row, key_of_head, row_lse, row_delta, scale_log2,
-            dquery, BM, BN, KEEP, PAIRS, PRECISION, False,
+            dquery, BM, BN, KEEP, PAIRS, PRECISION, False, WINDOW,
         )  # fmt: skip
+    if cosines is not None:
+        dquery = _rotated_back(dquery, rows, length, cosines, sines, D)
     unit = scale_log2 * (INVERSE_KEEP / KERNEL_LOG2_E)
     inside = (rows < length)[:, None]  # the other rows are zero
     if LIMIT > 0:
         tl.store(peaks + tl.program_id(0), _peak(dquery) * unit)
     _store(dqkv, dqkv8, dquery, unit, factor, start, head, rows, 3 * H * D, inside, D, FULL, LIMIT)
-    _store_column_sums(partials, dquery, unit, query.dtype, BM, D)
+    if partials is not None:
+        _store_column_sums(partials, dquery, unit, query.dtype, BM, D)
 
 
 @jit(do_not_specialize=["site"])
 def _backward_key_kernel(
-    qkv, queries_in, dout_in, sums_in, dqkv, dqkv8, scale, peaks, partials, tiles, seed, site, scale_log2,
+    qkv, queries_in, dout_in, sums_in, dqkv, dqkv8, scale, peaks, partials, tiles, seed, site, cosines, sines,
+    scale_log2,
     H: tl.constexpr, D: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, KEEP: tl.constexpr,
     PAIRS: tl.constexpr, INVERSE_KEEP: tl.constexpr, PRECISION: tl.constexpr, STAGES: tl.constexpr, LIMIT: tl.constexpr,
-    CHUNK: tl.constexpr, FULL: tl.constexpr,
+    CHUNK: tl.constexpr, FULL: tl.constexpr, WINDOW: tl.constexpr,
 ):  # fmt: skip
     """Gradients of a tile of keys and values, in a loop over queries.
 
@@ -369,13 +425,18 @@ def _backward_key_kernel(
     have zero weights (their log-sum is infinite); keys past it affect only rows that are not stored.
     """
     head, tile, start, length, first_column, first_tile = _tile(tiles, H)
-    partials += (tile * 2 * H + H + head) * D
+    if partials is not None:
+        partials += (tile * 2 * H + H + head) * D
     if length == 0:
-        tl.store(partials + tl.arange(0, D), tl.zeros([D], dtype=tl.float32))
+        if partials is not None:
+            tl.store(partials + tl.arange(0, D), tl.zeros([D], dtype=tl.float32))
         if LIMIT > 0:
             tl.store(peaks + tl.program_id(0), 0.0)
         return
-    tl.assume(length > 0)  # a path around the loop would keep its products from overlapping
+    begin, end = 0, length
+    if WINDOW > 0:
+        begin, end = _within_reach(first_column, length, BN, BM, WINDOW)
+    tl.assume(end > begin)  # a path around the loop would keep its products from overlapping
     columns = first_column + tl.arange(0, BN)
     key_of_head = attention_key(load_stream_key(seed, site), start, head)
     factor = 1.0
@@ -385,7 +446,7 @@ def _backward_key_kernel(
     values = _load(qkv, start, 2 * H + head, columns, 3 * H * D, length, D)
     dkeys = tl.zeros([BN, D], dtype=tl.float32)
     dvalues = tl.zeros([BN, D], dtype=tl.float32)
-    for row in tl.range(0, length, BM, num_stages=STAGES):
+    for row in tl.range(begin, end, BM, num_stages=STAGES):
         query = queries_in.load([start + row, head * D])
         dresult = dout_in.load([start + row, head * D])
         chunks = tl.reshape(sums_in.load([head, (first_tile * BN + row) * 2]), [BM // CHUNK, 2, CHUNK])
@@ -393,6 +454,9 @@ def _backward_key_kernel(
         row_lse, row_delta = tl.reshape(row_lse, [1, BM]), tl.reshape(row_delta, [1, BM])
         # Without the factors 1 / (1 - p) and scale, which are applied at the end.
         weights = exp2(tl.dot(keys, tl.trans(query), input_precision=PRECISION) * scale_log2 - row_lse)
+        if WINDOW > 0:
+            near = _is_near(first_column, tl.arange(0, BN)[:, None], row, tl.arange(0, BM)[None, :], WINDOW)
+            weights = tl.where(near, weights, 0.0)
         gradient = tl.dot(values, tl.trans(dresult), input_precision=PRECISION)
         if KEEP > 0:
             own = tl.arange(0, BN)[:, None]
@@ -404,11 +468,14 @@ def _backward_key_kernel(
         dkeys = tl.dot(_pinned(dscores), query, dkeys, input_precision=PRECISION)
     inside = (columns < length)[:, None]
     dkeys, dvalues = tl.where(inside, dkeys, 0.0), tl.where(inside, dvalues, 0.0)
+    if cosines is not None:
+        dkeys = _rotated_back(dkeys, columns, length, cosines, sines, D)
     unit = scale_log2 * (INVERSE_KEEP / KERNEL_LOG2_E)
     if LIMIT > 0:
         tl.store(peaks + tl.program_id(0), tl.maximum(_peak(dkeys) * unit, _peak(dvalues) * INVERSE_KEEP))
     _store(dqkv, dqkv8, dkeys, unit, factor, start, H + head, columns, 3 * H * D, inside, D, FULL, LIMIT)
-    _store_column_sums(partials, dvalues, INVERSE_KEEP, keys.dtype, BN, D)
+    if partials is not None:
+        _store_column_sums(partials, dvalues, INVERSE_KEEP, keys.dtype, BN, D)
     _store(dqkv, dqkv8, dvalues, INVERSE_KEEP, factor, start, 2 * H + head, columns, 3 * H * D, inside, D, FULL, LIMIT)
 
 
@@ -474,7 +541,7 @@ def plan_attention(cu_seqlens: Tensor, num_tokens: int) -> AttentionPlan:
 
 @on_cpu(cpu.ragged_attention_forward)
 def ragged_attention_forward(
-    qkv: Tensor, plan: AttentionPlan, dropout: Dropout, cast: Cast | None = None
+    qkv: Tensor, plan: AttentionPlan, dropout: Dropout, cast: Cast | None = None, *, window: int = 0
 ) -> tuple[Tensor, Tensor, Fp8Rows | None]:
     """Softmax attention within each sequence of a batch: out [T, H, D], the log-sums for the backward (with space for
     the deltas), and out in FP8 [T, H D] if `cast`.
@@ -492,7 +559,8 @@ def ragged_attention_forward(
     arguments = (
         qkv, keys_in, out, out8.rows, scale, out8.peaks, sums, tiles, dropout.seed, dropout.site, sums.shape[1]
     )  # fmt: skip
-    _launch(_attention_forward_kernel, config, arguments, qkv, tiles.shape[0], dropout.p, LIMIT=limit)
+    extra = {"LIMIT": limit, "WINDOW": window}
+    _launch(_attention_forward_kernel, config, arguments, qkv, tiles.shape[0], dropout.p, **extra)
     return out, sums, None if cast is None else out8
 
 
@@ -507,9 +575,12 @@ def ragged_attention_backward(
     cast: Cast | None = None,
     *,
     full: bool = True,
-) -> tuple[Tensor, Tensor, Fp8Rows | None]:
+    window: int = 0,
+    rotary: Rotary | None = None,
+) -> tuple[Tensor, Tensor | None, Fp8Rows | None]:
     """The gradient dqkv [T, 3, H, D], its partial sums [n, 2, H D] for the biases of queries and of values, and dqkv
-    in FP8 [T, 3 H D]. dqkv comes in the dtype of qkv if `full`, and in FP8 if `cast`.
+    in FP8 [T, 3 H D]. dqkv comes in the dtype of qkv if `full`, and in FP8 if `cast`. With `rotary`, by which queries
+    and keys were rotated, it is the gradient before the rotation, and there are no sums for biases.
 
     A bias of keys shifts all scores of a query by the same amount, which the softmax ignores: its gradient is zero. A
     sum over rows would be rounding error, which LAMB and Adam scale up to the size of a gradient.
@@ -520,19 +591,22 @@ def ragged_attention_backward(
     num_programs = tiles.shape[0] * num_heads
     dqkv8 = empty_rows(qkv.flatten(1), cast, 2 * num_programs)
     limit, scale = limit_and_scale(cast, sums)
-    partials = torch.empty(tiles.shape[0], 2, num_heads * head_dim, dtype=torch.float32, device=qkv.device)
+    partials = None
+    if rotary is None:
+        partials = torch.empty(tiles.shape[0], 2, num_heads * head_dim, dtype=torch.float32, device=qkv.device)
     config = _config(qkv, "query")  # first: it stores the deltas
     keys_in = _descriptor(qkv, config.columns, head_dim)
     results = (dqkv, dqkv8.rows, scale, dqkv8.peaks)
-    common = (partials, tiles, dropout.seed, dropout.site)
+    common = (partials, tiles, dropout.seed, dropout.site, *(rotary or (None, None)))
+    extra = {"LIMIT": limit, "FULL": full, "WINDOW": window}
     arguments = (qkv, keys_in, out, dout, sums, *results, *common, sums.shape[1])
-    _launch(_backward_query_kernel, config, arguments, qkv, tiles.shape[0], dropout.p, LIMIT=limit, FULL=full)
+    _launch(_backward_query_kernel, config, arguments, qkv, tiles.shape[0], dropout.p, **extra)
     config = _config(qkv, "key")
     queries_in, dout_in = _descriptor(qkv, config.rows, head_dim), _descriptor(dout, config.rows, head_dim)
     sums_in = _descriptor(sums, 1, 2 * config.rows)
     results = (dqkv, dqkv8.rows, scale, dqkv8.peaks[num_programs:] if cast is not None else dqkv8.peaks)
     key_arguments = (qkv, queries_in, dout_in, sums_in, *results, *common)
-    _launch(_backward_key_kernel, config, key_arguments, qkv, tiles.shape[0], dropout.p, LIMIT=limit, FULL=full)
+    _launch(_backward_key_kernel, config, key_arguments, qkv, tiles.shape[0], dropout.p, **extra)
     return dqkv, partials, None if cast is None else dqkv8
 
 

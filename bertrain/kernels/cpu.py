@@ -23,6 +23,7 @@ from bertrain.kernels.arguments import (
     LambConstants,
     LambScalars,
     NormParameters,
+    Rotary,
 )
 from bertrain.kernels.cpu_library import DOUBLE, FLOAT, INT, LONG, SEED, UINT32, call, thread_count
 from bertrain.kernels.random import attention_threshold, dropout_threshold
@@ -56,9 +57,10 @@ def plan_attention(cu_seqlens: Tensor, num_tokens: int) -> AttentionPlan:
 
 
 def ragged_attention_forward(
-    qkv: Tensor, plan: AttentionPlan, dropout: Dropout, cast: Cast | None = None
+    qkv: Tensor, plan: AttentionPlan, dropout: Dropout, cast: Cast | None = None, *, window: int = 0
 ) -> tuple[Tensor, Tensor, Fp8Rows | None]:
     _check(cast, qkv)
+    assert window == 0, "the C kernels have no windows"
     tokens, _, heads, size = qkv.shape
     out, sums = qkv.new_empty(tokens, heads, size), torch.empty(heads, tokens)
     shape = LONG(len(plan.cu_seqlens) - 1), LONG(heads), LONG(size)
@@ -77,8 +79,12 @@ def ragged_attention_backward(
     cast: Cast | None = None,
     *,
     full: bool = True,
-) -> tuple[Tensor, Tensor, Fp8Rows | None]:
+    window: int = 0,
+    rotary: Rotary | None = None,
+) -> tuple[Tensor, Tensor | None, Fp8Rows | None]:
     _check(cast, qkv, out, dout)
+    assert window == 0, "the C kernels have no windows"
+    assert rotary is None, "the C kernels rotate nothing"
     tokens, _, heads, size = qkv.shape
     num_sequences = len(plan.cu_seqlens) - 1
     dqkv, partials = torch.empty_like(qkv), torch.empty(num_sequences, 3, heads * size)
@@ -154,7 +160,7 @@ def row_sum(x: Tensor) -> Tensor:
 
 
 def embed_forward(
-    tables: EmbeddingTables, ids: EmbeddingIds, weight: Tensor, ln_bias: Tensor, dropout: Dropout, eps: float
+    tables: EmbeddingTables, ids: EmbeddingIds, weight: Tensor, ln_bias: Tensor | None, dropout: Dropout, eps: float
 ) -> tuple[Tensor, Tensor]:
     _check(None, tables.words)
     rows, width = len(ids.words), tables.words.shape[1]

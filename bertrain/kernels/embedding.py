@@ -2,7 +2,8 @@
 
 The backward recomputes the sum from the tables, writes the gradient of each row's sum in float32, and in the same pass
 sums the gradients of LayerNorm and of the two segments. A position's gradient is a sum over the sequences that reach
-it; a word's comes from PyTorch, whose sort-based sum is deterministic too.
+it; a word's comes from PyTorch, whose sort-based sum is deterministic too. ModernBERT has words alone and no bias:
+arguments that are None.
 """
 
 from __future__ import annotations
@@ -17,11 +18,12 @@ from bertrain.kernels.random import load_stream_key, row_constants, rows_keep, r
 
 
 def embed_plain(
-    tables: EmbeddingTables, ids: EmbeddingIds, weight: Tensor, ln_bias: Tensor, dropout: Dropout, eps: float
+    tables: EmbeddingTables, ids: EmbeddingIds, weight: Tensor, ln_bias: Tensor | None, dropout: Dropout, eps: float
 ) -> Tensor:
     """The specification, in the dtype of the tables."""
-    words, positions, segments = (table[numbers] for numbers, table in zip(ids, tables, strict=True))
-    total = words + positions + segments
+    total = tables.words[ids.words]
+    if tables.positions is not None and tables.segments is not None:
+        total = total + tables.positions[ids.positions] + tables.segments[ids.segments]
     normed = torch.nn.functional.layer_norm(total, total.shape[1:], weight, ln_bias, eps)
     if dropout.p > 0:
         keep = rows_keep_mask(dropout.seed, dropout.site, normed.shape[0], normed.shape[1], dropout.p)
@@ -32,11 +34,12 @@ def embed_plain(
 @jit
 def _row_sum(words, positions, segments, word_ids, position_ids, segment_ids, row, columns, inside, N: tl.constexpr):
     """Word + position + segment of one row, and its segment id."""
-    word, position = tl.load(word_ids + row).to(tl.int64), tl.load(position_ids + row).to(tl.int64)
-    segment = tl.load(segment_ids + row).to(tl.int32)
+    word, segment = tl.load(word_ids + row).to(tl.int64), 0
     total = tl.load(words + word * N + columns, mask=inside, other=0.0).to(tl.float32)
-    total += tl.load(positions + position * N + columns, mask=inside, other=0.0).to(tl.float32)
-    total += tl.load(segments + segment * N + columns, mask=inside, other=0.0).to(tl.float32)
+    if positions is not None:
+        position, segment = tl.load(position_ids + row).to(tl.int64), tl.load(segment_ids + row).to(tl.int32)
+        total += tl.load(positions + position * N + columns, mask=inside, other=0.0).to(tl.float32)
+        total += tl.load(segments + segment * N + columns, mask=inside, other=0.0).to(tl.float32)
     return total, segment
 
 
@@ -55,8 +58,9 @@ def _embed_forward_kernel(
     centred = tl.where(inside, z - mean, 0.0)
     rstd = 1 / tl.sqrt(tl.sum(centred * centred, axis=0) / N + eps)
     scale = tl.load(weight + columns, mask=inside, other=0.0).to(tl.float32)
-    shift = tl.load(ln_bias + columns, mask=inside, other=0.0).to(tl.float32)
-    result = centred * rstd * scale + shift
+    result = centred * rstd * scale
+    if ln_bias is not None:
+        result += tl.load(ln_bias + columns, mask=inside, other=0.0).to(tl.float32)
     if THRESHOLD > 0:
         keep = rows_keep(load_stream_key(seed, site), row, columns, THRESHOLD)
         result = tl.where(keep, result * INVERSE_KEEP, 0.0)
@@ -69,9 +73,10 @@ def _embed_forward_kernel(
 def _embed_backward_kernel(
     dy, second, words, positions, segments, word_ids, position_ids, segment_ids, weight, statistics, dsum, partials,
     seed, site, num_rows,
-    N: tl.constexpr, COLUMNS: tl.constexpr, THRESHOLD: tl.constexpr, INVERSE_KEEP: tl.constexpr,
+    N: tl.constexpr, COLUMNS: tl.constexpr, THRESHOLD: tl.constexpr, INVERSE_KEEP: tl.constexpr, SUMS: tl.constexpr,
 ):  # fmt: skip
-    """Each program walks over many rows and keeps four column sums: two of LayerNorm, one for each segment."""
+    """Each program walks over many rows and keeps four column sums: two of LayerNorm, one for each segment; or the
+    first alone."""
     columns = tl.arange(0, COLUMNS)
     inside = columns < N
     key = load_stream_key(seed, site)
@@ -100,11 +105,12 @@ def _embed_backward_kernel(
         dln_bias += gradient
         dfirst += tl.where(segment == 0, dz, 0.0)
         dsecond += tl.where(segment == 1, dz, 0.0)
-    row_of_sums = partials + tl.program_id(0) * (4 * N) + columns
+    row_of_sums = partials + tl.program_id(0) * (SUMS * N) + columns
     tl.store(row_of_sums, dweight, mask=inside)
-    tl.store(row_of_sums + N, dln_bias, mask=inside)
-    tl.store(row_of_sums + 2 * N, dfirst, mask=inside)
-    tl.store(row_of_sums + 3 * N, dsecond, mask=inside)
+    if SUMS == 4:
+        tl.store(row_of_sums + N, dln_bias, mask=inside)
+        tl.store(row_of_sums + 2 * N, dfirst, mask=inside)
+        tl.store(row_of_sums + 3 * N, dsecond, mask=inside)
 
 
 @jit
@@ -128,7 +134,7 @@ def _position_kernel(
 
 @on_cpu(cpu.embed_forward)
 def embed_forward(
-    tables: EmbeddingTables, ids: EmbeddingIds, weight: Tensor, ln_bias: Tensor, dropout: Dropout, eps: float
+    tables: EmbeddingTables, ids: EmbeddingIds, weight: Tensor, ln_bias: Tensor | None, dropout: Dropout, eps: float
 ) -> tuple[Tensor, Tensor]:
     """The embedded rows in the dtype of `tables.words`, and mean and 1 / deviation of each for the backward."""
     num_rows, width = ids.words.numel(), tables.words.shape[1]
@@ -153,15 +159,17 @@ def embed_backward(
 ) -> tuple[Tensor, Tensor]:
     """Gradient of each row's sum [T, N] and partial column sums [n, 4, N], all in float32.
 
-    The incoming gradient is dy + second. The partial sums are for LayerNorm's weight and bias and for segments 0 and 1.
+    The incoming gradient is dy + second. The partial sums are for LayerNorm's weight and bias and for segments 0 and 1;
+    for the weight alone [n, 1, N] if there are words alone.
     """
     num_rows, width = dy.shape
     num_programs = min(num_multiprocessors(dy.device) * 4, num_rows)
     dsum = torch.empty(num_rows, width, dtype=torch.float32, device=dy.device)
-    partials = torch.empty(num_programs, 4, width, dtype=torch.float32, device=dy.device)
+    sums = 1 if tables.segments is None else 4
+    partials = torch.empty(num_programs, sums, width, dtype=torch.float32, device=dy.device)
     _embed_backward_kernel[(num_programs,)](
         dy, second, *tables, *ids, weight, statistics, dsum, partials, dropout.seed, dropout.site, num_rows,
-        **row_constants(width, dropout.p), num_warps=4,
+        SUMS=sums, **row_constants(width, dropout.p), num_warps=4,
     )  # fmt: skip
     return dsum, partials
 

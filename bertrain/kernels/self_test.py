@@ -29,6 +29,7 @@ from bertrain.base.files import write_atomically
 from bertrain.base.logs import note
 from bertrain.base.machine import read_or_empty
 from bertrain.base.schema import JsonError, check_value, load_json
+from bertrain.config.choices import Family
 from bertrain.kernels import backend
 from bertrain.kernels.arguments import (
     Cast,
@@ -38,6 +39,7 @@ from bertrain.kernels.arguments import (
     LambBuffers,
     LambScalars,
     NormParameters,
+    Rotary,
 )
 from bertrain.kernels.attention import (
     plan_attention,
@@ -48,6 +50,7 @@ from bertrain.kernels.attention import (
 from bertrain.kernels.cross_entropy import cross_entropy, cross_entropy_plain
 from bertrain.kernels.embedding import embed_backward, embed_forward, embed_plain, position_gradient
 from bertrain.kernels.fp8 import LARGEST, cast_both_ways, transpose
+from bertrain.kernels.geglu import geglu_backward, geglu_forward, geglu_plain
 from bertrain.kernels.gelu import bias_gelu_backward, bias_gelu_forward, bias_gelu_plain
 from bertrain.kernels.lamb import LambTable, Part, lamb_step, lamb_step_plain
 from bertrain.kernels.layernorm import (
@@ -55,7 +58,9 @@ from bertrain.kernels.layernorm import (
     dropout_add_layernorm_forward,
     dropout_add_layernorm_plain,
 )
+from bertrain.kernels.prenorm import add_layernorm_backward, add_layernorm_forward, add_layernorm_plain
 from bertrain.kernels.reduction import column_sums, fp8_product, fp8_weight_gradient, weight_gradient
+from bertrain.kernels.rotary import rotate, rotate_plain
 
 Tensors = tuple[Tensor, ...]
 NORM_EPS = 1e-12
@@ -77,6 +82,8 @@ class Sizes:
     hidden_dropout: float
     attention_dropout: float
     fp8: bool
+    family: Family = "bert"
+    window: int = 0  # of ModernBERT's local attention, on each side
 
 
 @dataclass(frozen=True)
@@ -122,13 +129,67 @@ def reduced(partials: Tensor) -> Tensors:
     return tuple(rows)
 
 
-def attention_both_ways(qkv: Tensor, dout: Tensor, cu_seqlens: Tensor, p: float, seed: Tensor, site: int) -> Tensors:
+def attention_both_ways(
+    qkv: Tensor, dout: Tensor, cu_seqlens: Tensor, p: float, seed: Tensor, site: int, window: int = 0
+) -> Tensors:
     """The result, the gradients of queries, keys and values, and those of a bias added to each of the three."""
     plan, dropout = plan_attention(cu_seqlens, len(qkv)), Dropout(p, seed, site)
-    out, lse, _ = ragged_attention_forward(qkv, plan, dropout)
-    dqkv, partials, _ = ragged_attention_backward(qkv, out, lse, dout, plan, dropout)
+    out, lse, _ = ragged_attention_forward(qkv, plan, dropout, window=window)
+    dqkv, partials, _ = ragged_attention_backward(qkv, out, lse, dout, plan, dropout, window=window)
+    assert partials is not None
     dquery_bias, dvalue_bias = reduced(partials)
     return out, *dqkv.unbind(1), torch.stack([dquery_bias, torch.zeros_like(dquery_bias), dvalue_bias])
+
+
+def rotary_tables(num_positions: int, head_size: int, device: str | torch.device, theta: float = 10_000.0) -> Rotary:
+    exponents = torch.arange(0, head_size, 2, device=device) / head_size
+    angles = torch.arange(num_positions, device=device)[:, None] * theta**-exponents
+    return Rotary(angles.cos(), angles.sin())
+
+
+def rotary_attention_both_ways(
+    qkv: Tensor, dout: Tensor, lengths: Sequence[int], rotary: Rotary, dropout: Dropout, window: int
+) -> Tensors:
+    """The result of attention to rotated keys, and the gradients of queries, keys and values before the rotation."""
+    plan, rotated = plan_attention(boundaries(lengths, qkv.device), len(qkv)), qkv.clone()
+    rotate(rotated, positions_of(lengths, qkv.device), rotary)
+    out, lse, _ = ragged_attention_forward(rotated, plan, dropout, window=window)
+    dqkv, _, _ = ragged_attention_backward(rotated, out, lse, dout, plan, dropout, window=window, rotary=rotary)
+    return out, dqkv
+
+
+def rotary_attention_twin(
+    qkv: Tensor, dout: Tensor, lengths: Sequence[int], rotary: Rotary, dropout: Dropout, window: int
+) -> Tensors:
+    bounds, positions = boundaries(lengths, qkv.device), positions_of(lengths, qkv.device)
+    return twin_both_ways(
+        lambda x: ragged_attention_plain(rotate_plain(x, positions, rotary), bounds, dropout, window), (qkv,), dout
+    )
+
+
+def positions_of(lengths: Sequence[int], device: str | torch.device) -> Tensor:
+    return torch.cat([torch.arange(length, device=device) for length in lengths])
+
+
+def prenorm_both_ways(inputs: Sequence[Tensor], dy: Tensor, along: Tensor | None, dropout: Dropout) -> Tensors:
+    """Total and LayerNorm, one above the other; gradients of x, residual and weight."""
+    x, residual, weight = inputs
+    total, y, statistics, _ = add_layernorm_forward(x, residual, weight, dropout, NORM_EPS)
+    dresidual, dx, partials, _ = add_layernorm_backward(dy, along, total, weight, statistics, dropout)
+    return torch.cat([total, y]), dx, dresidual, *reduced(partials)
+
+
+def prenorm_twin(inputs: Sequence[Tensor], dy: Tensor, along: Tensor | None, dropout: Dropout) -> Tensors:
+    gradient = torch.cat([torch.zeros_like(dy) if along is None else along, dy])
+
+    def plain(x: Tensor, residual: Tensor, weight: Tensor) -> Tensor:
+        return torch.cat(add_layernorm_plain(x, residual, weight, dropout, NORM_EPS))
+
+    return twin_both_ways(plain, inputs, gradient)
+
+
+def geglu_both_ways(x: Tensor, dy: Tensor, dropout: Dropout) -> Tensors:
+    return geglu_forward(x, dropout)[0], geglu_backward(dy, x, dropout)[0]
 
 
 def attention_error(actual: Tensors, expected: Tensors) -> float:
@@ -183,10 +244,22 @@ def embedding_both_ways(
     y, statistics = embed_forward(tables, ids, *norm, dropout, NORM_EPS)
     dsum, partials = embed_backward(dy, second, tables, ids, norm[0], statistics, dropout)
     dweight, dln_bias, *dsegments = reduced(partials)
-    dpositions = torch.full(tables[1].shape, float("nan"), device=dy.device)
+    assert tables.positions is not None
+    dpositions = torch.full(tables.positions.shape, float("nan"), device=dy.device)
     position_gradient(dsum, cu_seqlens, dpositions, accumulate=False)
     dwords = torch.ops.aten.embedding_dense_backward(dsum, ids[0], len(tables[0]), -1, False)
     return y, dwords, dpositions, torch.stack(dsegments), dweight, dln_bias
+
+
+def word_embedding_both_ways(
+    words: Tensor, weight: Tensor, ids: EmbeddingIds, dy: Tensor, second: Tensor, dropout: Dropout
+) -> Tensors:
+    """The same of words alone: result, and gradients of words and of LayerNorm's weight."""
+    tables = EmbeddingTables(words)
+    y, statistics = embed_forward(tables, ids, weight, None, dropout, NORM_EPS)
+    dsum, partials = embed_backward(dy, second, tables, ids, weight, statistics, dropout)
+    dwords = torch.ops.aten.embedding_dense_backward(dsum, ids.words, len(words), -1, False)
+    return y, dwords, *reduced(partials)
 
 
 def cross_entropy_both_ways(logits: Tensor, labels: Tensor, vocab_size: int, scale: float) -> tuple[Tensors, Tensors]:
@@ -211,14 +284,30 @@ class Checks:
 
     def all(self) -> dict[str, Callable[[], tuple[float, float]]]:
         kernels = {
-            "attention": self.attention, "LayerNorm": self.layernorm, "GELU": self.gelu, "embedding": self.embedding,
+            "bert": {
+                "attention": self.attention, "LayerNorm": self.layernorm, "GELU": self.gelu,
+                "embedding": self.embedding,
+            },
+            "modern": {
+                "rotary attention": self.rotary_attention, "attention in a window": self.attention_in_window,
+                "pre-norm": self.prenorm, "GeGLU": self.geglu, "embedding": self.word_embedding,
+            },
+        }[self.sizes.family]  # fmt: skip
+        kernels |= {
             "cross-entropy": self.cross_entropy, "LAMB": self.lamb, "weight gradient": self.weight_gradient,
         }  # fmt: skip
         if self.sizes.fp8:
             kernels |= {
-                "attention, FP8": self.attention_fp8, "LayerNorm, FP8": self.layernorm_fp8, "GELU, FP8": self.gelu_fp8,
-                "cast to FP8": self.cast, "products, FP8": self.products_fp8,
-            }  # fmt: skip
+                "bert": {
+                    "attention, FP8": self.attention_fp8, "LayerNorm, FP8": self.layernorm_fp8,
+                    "GELU, FP8": self.gelu_fp8,
+                },
+                "modern": {
+                    "attention in a window, FP8": self.attention_in_window_fp8, "pre-norm, FP8": self.prenorm_fp8,
+                    "GeGLU, FP8": self.geglu_fp8,
+                },
+            }[self.sizes.family]  # fmt: skip
+            kernels |= {"cast to FP8": self.cast, "products, FP8": self.products_fp8}
         return kernels
 
     def normal(self, *shape: int, dtype: torch.dtype | None = None) -> Tensor:
@@ -242,15 +331,33 @@ class Checks:
         expected = twin_both_ways(lambda x: ragged_attention_plain(x, bounds, dropout), (qkv,), dout)
         return attention_error(actual, expected), TOLERANCE[torch.bfloat16]
 
-    def attention_fp8(self) -> tuple[float, float]:
+    def rotary_attention(self) -> tuple[float, float]:
+        return self._rotary_attention(0)
+
+    def attention_in_window(self) -> tuple[float, float]:
+        return self._rotary_attention(self.sizes.window)
+
+    def _rotary_attention(self, window: int) -> tuple[float, float]:
+        (qkv, dout, _), dropout = self._attention_inputs(), Dropout(self.sizes.attention_dropout, self.seed, 3)
+        given = qkv, dout, LENGTHS, rotary_tables(max(LENGTHS), qkv.shape[3], self.device), dropout, window
+        return largest_error(rotary_attention_both_ways(*given), rotary_attention_twin(*given)), TOLERANCE[
+            torch.bfloat16
+        ]
+
+    def attention_in_window_fp8(self) -> tuple[float, float]:
+        head_size = self.sizes.hidden // self.sizes.heads
+        return self.attention_fp8(self.sizes.window, rotary_tables(max(LENGTHS), head_size, self.device))
+
+    def attention_fp8(self, window: int = 0, rotary: Rotary | None = None) -> tuple[float, float]:
         qkv, dout, bounds = self._attention_inputs()
         plan, dropout = plan_attention(bounds, len(qkv)), Dropout(self.sizes.attention_dropout, self.seed, 3)
-        out, sums, _ = ragged_attention_forward(qkv, plan, dropout)
-        dqkv, *_ = ragged_attention_backward(qkv, out, sums, dout, plan, dropout)
+        out, sums, _ = ragged_attention_forward(qkv, plan, dropout, window=window)
+        given = (qkv, out, sums, dout, plan, dropout)
+        dqkv, *_ = ragged_attention_backward(*given, window=window, rotary=rotary)
         forward = self.fp8(torch.float8_e4m3fn, out.abs().max().item())
         backward = self.fp8(torch.float8_e5m2, dqkv.abs().max().item())
-        _, _, out8 = ragged_attention_forward(qkv, plan, dropout, forward)
-        _, _, dqkv8 = ragged_attention_backward(qkv, out, sums, dout, plan, dropout, backward, full=False)
+        _, _, out8 = ragged_attention_forward(qkv, plan, dropout, forward, window=window)
+        _, _, dqkv8 = ragged_attention_backward(*given, backward, full=False, window=window, rotary=rotary)
         assert out8 is not None
         assert dqkv8 is not None
         pairs = (out8.rows, forward, out.flatten(1)), (dqkv8.rows, backward, dqkv.flatten(1))
@@ -290,6 +397,67 @@ class Checks:
         pairs = (both.rows, forward, y), (both.columns.t(), forward, y), (dx8.rows, backward, dx)
         return max(self._widened_error(*pair) for pair in pairs), TOLERANCE[torch.float8_e5m2]
 
+    def _prenorm_inputs(self) -> tuple[list[Tensor], Tensor, Tensor, Dropout]:
+        (x, _, residual, weight, _), dy, along = self._norm_inputs()
+        return [x, residual, weight], dy, along, Dropout(self.sizes.attention_dropout, self.seed, 2)
+
+    def prenorm(self) -> tuple[float, float]:
+        given = self._prenorm_inputs()
+        return largest_error(prenorm_both_ways(*given), prenorm_twin(*given)), TOLERANCE[torch.bfloat16]
+
+    def prenorm_fp8(self) -> tuple[float, float]:
+        (x, residual, weight), dy, along, dropout = self._prenorm_inputs()
+        total, y, statistics, _ = add_layernorm_forward(x, residual, weight, dropout, NORM_EPS)
+        _, dx, *_ = add_layernorm_backward(dy, along, total, weight, statistics, dropout)
+        forward = self.fp8(torch.float8_e4m3fn, y.abs().max().item())
+        backward = self.fp8(torch.float8_e5m2, dx.abs().max().item())
+        *_, y8 = add_layernorm_forward(x, residual, weight, dropout, NORM_EPS, forward, full=False)
+        *_, dx8 = add_layernorm_backward(dy, along, total, weight, statistics, dropout, backward, full=False)
+        assert y8 is not None
+        assert dx8 is not None
+        both = transpose(y8, forward)
+        pairs = (both.rows, forward, y), (both.columns.t(), forward, y), (dx8.rows, backward, dx)
+        return max(self._widened_error(*pair) for pair in pairs), TOLERANCE[torch.float8_e5m2]
+
+    def _geglu_inputs(self) -> tuple[Tensor, Tensor, Dropout]:
+        num_rows, width = sum(LENGTHS), self.sizes.inner
+        dropout = Dropout(self.sizes.hidden_dropout, self.seed, 4)
+        return self.normal(num_rows, 2 * width), self.normal(num_rows, width), dropout
+
+    def geglu(self) -> tuple[float, float]:
+        x, dy, dropout = self._geglu_inputs()
+        expected = twin_both_ways(lambda given: geglu_plain(given, dropout), (x,), dy)
+        return largest_error(geglu_both_ways(x, dy, dropout), expected), TOLERANCE[torch.bfloat16]
+
+    def geglu_fp8(self) -> tuple[float, float]:
+        x, dy, dropout = self._geglu_inputs()
+        y, dx = twin_both_ways(lambda given: geglu_plain(given, dropout), (x,), dy)
+        forward = self.fp8(torch.float8_e4m3fn, y.abs().max().item())
+        backward = self.fp8(torch.float8_e5m2, dx.abs().max().item())
+        _, y8 = geglu_forward(x, dropout, forward, full=False)
+        _, dx8 = geglu_backward(dy, x, dropout, backward, full=False)
+        assert y8 is not None
+        assert dx8 is not None
+        pairs = (
+            (y8.rows, forward, y), (y8.columns.t(), forward, y), (dx8.rows, backward, dx),
+            (dx8.columns.t(), backward, dx),
+        )  # fmt: skip
+        return max(self._widened_error(*pair) for pair in pairs), TOLERANCE[torch.float8_e5m2]
+
+    def word_embedding(self) -> tuple[float, float]:
+        width, total = self.sizes.hidden, sum(LENGTHS)
+        words, weight = self.normal(1000, width), self.normal(width, dtype=torch.float32)
+        ids = EmbeddingIds(torch.randint(0, 1000, (total,), device=self.device))
+        dy, second = self.normal(total, width), self.normal(total, width)
+        dropout = Dropout(self.sizes.hidden_dropout, self.seed, 5)
+        actual = word_embedding_both_ways(words, weight, ids, dy, second, dropout)
+
+        def plain(words: Tensor, weight: Tensor) -> Tensor:
+            return embed_plain(EmbeddingTables(words), ids, weight, None, dropout, NORM_EPS)
+
+        expected = twin_both_ways(plain, (words, weight), dy.double() + second.double())
+        return largest_error(actual, expected), TOLERANCE[torch.bfloat16]
+
     def _gelu_inputs(self) -> Tensors:
         num_rows, width = sum(LENGTHS), self.sizes.inner
         return self.normal(num_rows, width), self.normal(width, dtype=torch.float32), self.normal(num_rows, width)
@@ -313,9 +481,10 @@ class Checks:
 
     def embedding(self) -> tuple[float, float]:
         width, total, p = self.sizes.hidden, sum(LENGTHS), self.sizes.hidden_dropout
-        tables = EmbeddingTables(
+        leaves = [
             self.normal(1000, width), *(self.normal(count, width, dtype=torch.float32) for count in (max(LENGTHS), 2))
-        )
+        ]  # fmt: skip
+        tables = EmbeddingTables(*leaves)
         norm = self.normal(width, dtype=torch.float32), self.normal(width, dtype=torch.float32)
         positions = torch.cat([torch.arange(length, device=self.device) for length in LENGTHS])
         words, segments = (torch.randint(0, count, (total,), device=self.device) for count in (1000, 2))
@@ -327,7 +496,7 @@ class Checks:
         def plain(words: Tensor, positions: Tensor, segments: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
             return embed_plain(EmbeddingTables(words, positions, segments), ids, weight, bias, dropout, NORM_EPS)
 
-        expected = twin_both_ways(plain, (*tables, *norm), dy.double() + second.double())
+        expected = twin_both_ways(plain, (*leaves, *norm), dy.double() + second.double())
         return largest_error(actual, expected), TOLERANCE[torch.bfloat16]
 
     def cross_entropy(self) -> tuple[float, float]:

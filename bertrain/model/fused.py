@@ -1,6 +1,7 @@
-"""BERT's forward and backward pass by hand, on the kernels: the same numbers as `bert.py`, several times as fast.
+"""A model's forward and backward pass by hand, on the kernels: the numbers of `bert.py` and `modern.py`, several times
+as fast.
 
-`bert.py` under autograd is the specification. Autograd cannot express three things that make this path fast: products
+These two under autograd are the specification. Autograd cannot express three things that make this path fast: products
 write weight gradients in float32 straight into the arena, the next kernel adds the two gradients that meet at each
 residual, and the kernel that computes a tensor also writes its FP8 copy. Products read a 16-bit copy of the weights
 that the optimizer updates; biases and LayerNorm parameters are read in float32.
@@ -8,32 +9,36 @@ that the optimizer updates; biases and LayerNorm parameters are read in float32.
 The last layer is computed only for the rows that heads read, the masked words and [CLS]: about a sixth of all rows. The
 span head reads all of them, and so does pooling by mean or maximum; the tag head those of the words that it labels.
 
+Here is what a pass over a bin does, for either family; their layers and embeddings are in fused_bert.py and
+fused_modern.py.
+
 Letters as in bert.py. The gradient of a tensor `x` is called `dx`.
 """
 
 from __future__ import annotations
 
 from collections.abc import Generator
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
 
-from bertrain.kernels.arguments import Dropout, EmbeddingIds, EmbeddingTables
+from bertrain.kernels.arguments import Dropout
 from bertrain.kernels.attention import plan_attention
-from bertrain.kernels.embedding import embed_backward, embed_forward, position_gradient, word_gradient
 from bertrain.kernels.fp8 import Scales
-from bertrain.kernels.reduction import column_sums
 from bertrain.model.arena import Arena
 from bertrain.model.batch import Batch
 from bertrain.model.encoder import EncoderModel, Outputs
 from bertrain.model.fused_heads import FusedHeads, HeadResult
-from bertrain.model.fused_layer import FusedLayer, Recompute, Saved
+from bertrain.model.fused_layer import FusedLayer, Recompute
 from bertrain.model.fused_operands import LayerMatrix, LayerTensor, ModelDropout, Operand, ParameterViews, PassContext
 from bertrain.model.sums import Sums
 
 
-class FusedBert:
+class FusedModel:
     """One bin forward and backward: writes gradients into the arena, returns sums of losses and correct predictions."""
+
+    LAYER: ClassVar[type[FusedLayer]]
 
     def __init__(
         self,
@@ -48,7 +53,7 @@ class FusedBert:
         self.views = ParameterViews(arena, dtype)
         self.scales = self._scales(arena.values.device) if fp8 else None
         self.layers = [
-            FusedLayer(self.settings, self.views, number, self.scales, recompute)
+            self.LAYER(self.settings, self.views, number, self.scales, recompute)
             for number in range(self.settings.num_layers)
         ]
         self.nsp = model.next_sentence is not None
@@ -77,13 +82,39 @@ class FusedBert:
         self.scales.collect()
 
     def first_offset(self, layer: int) -> int:
-        """The arena offset of a layer's first parameter; those of later layers and of the heads have larger ones."""
-        return min(offset for name, (offset, _) in self.arena.places.items() if name.startswith(f"layers.{layer}."))
+        """The arena offset above which a layer's backward pass completes the gradient, with those of later layers.
+
+        What a layer has before its first matrix is LayerNorm of its input: the layer below ends with it.
+        """
+        return self.arena.places[f"layers.{layer}.qkv.weight"][0]
+
+    # --- what the families have each their own of ---------------------------------------------------
+
+    def _embed(self, batch: Batch, context: PassContext) -> tuple[Tensor, Tensor]:
+        """The embedded rows [T, E], and their statistics for `_embed_backward`."""
+        raise NotImplementedError
+
+    def _embed_backward(
+        self, dy: Tensor, second: Tensor, batch: Batch, statistics: Tensor, context: PassContext
+    ) -> None:
+        """Write the gradients of the embeddings, given dy + second."""
+        raise NotImplementedError
+
+    def _enter(self, embedded: Tensor) -> Any:
+        """What the first layer takes."""
+        return Operand(embedded)
+
+    def _leave(self, x: Any) -> Tensor:
+        """The rows that heads read, of what the last layer returns."""
+        return x.in_16_bits
+
+    # --- a pass over a bin --------------------------------------------------------------------------
 
     def _context(self, batch: Batch, seed: Tensor, *, accumulate: bool = False, predicts: bool = False) -> PassContext:
         """The context of a pass over a bin. Prediction has no dropout and, since it must not change scales, no FP8."""
         return PassContext(
             plan=plan_attention(batch.cu_seqlens, len(batch.input_ids)),
+            positions=batch.position_ids,
             seed=seed,
             accumulate=accumulate,
             scales=None if predicts else self.scales,
@@ -91,20 +122,19 @@ class FusedBert:
             attention_dropout=0.0 if predicts else self.settings.attention_dropout,
         )
 
-    def _embed(self, batch: Batch, context: PassContext) -> tuple[Tensor, Tensor]:
-        weight, bias = self.views.value("embeddings.norm.weight"), self.views.value("embeddings.norm.bias")
-        eps = self.settings.layer_norm_eps
-        return embed_forward(self._tables(), _ids(batch), weight, bias, self._embedding_dropout(context), eps)
-
-    def _tables(self) -> EmbeddingTables:
-        return EmbeddingTables(
-            words=self.views.value16("embeddings.words.weight"),
-            positions=self.views.value("embeddings.positions.weight"),
-            segments=self.views.value("embeddings.segments.weight"),
-        )
-
     def _embedding_dropout(self, context: PassContext) -> Dropout:
         return Dropout(context.hidden_dropout, context.seed, ModelDropout.EMBEDDINGS.site(self.settings.num_layers))
+
+    def _encode(
+        self, embedded: Tensor, context: PassContext, rows: Tensor | None, saved: list[Any] | None = None
+    ) -> Tensor:
+        """The layers on embedded rows; appends the tensors for their backward passes to `saved`."""
+        x = self._enter(embedded)
+        for layer in self.layers:
+            x, of_layer = layer.forward(x, context, rows if layer.is_last else None)
+            if saved is not None:
+                saved.append(of_layer)
+        return self._leave(x)
 
     def _rows_read(self, batch: Batch) -> tuple[Tensor | None, list[int]]:
         """The rows of the last layer that heads read (None: all), and how many are words, [CLS] and padding."""
@@ -120,19 +150,14 @@ class FusedBert:
     def embeddings(self, batch: Batch, seed: Tensor) -> Tensor:
         """The vectors [S, E] of the head `embed`, under the dropout that `forward_backward` draws from `seed`."""
         context, rows = self._context(batch, seed), self._rows_read(batch)[0]
-        x = Operand(self._embed(batch, context)[0])
-        for layer in self.layers:
-            x, _ = layer.forward(x, context, rows if layer is self.layers[-1] else None)
-        return self._heads.embeddings(x.in_16_bits[: None if rows is None else len(batch.is_real)], batch)
+        x = self._encode(self._embed(batch, context)[0], context, rows)
+        return self._heads.embeddings(x[: None if rows is None else len(batch.is_real)], batch)
 
     def outputs(self, batch: Batch) -> Outputs:
         """The heads' outputs for a bin, without dropout, in 16 bits."""
         context = self._context(batch, torch.zeros(1, dtype=torch.int64, device=self.values16.device), predicts=True)
         rows, counts = self._rows_read(batch)
-        x = Operand(self._embed(batch, context)[0])
-        for layer in self.layers:
-            x, _ = layer.forward(x, context, rows if layer is self.layers[-1] else None)
-        masked, read, _ = x.in_16_bits.split(counts)
+        masked, read, _ = self._encode(self._embed(batch, context)[0], context, rows).split(counts)
         match self.settings.head:
             case "span":
                 return Outputs(answers=self._heads.span_logits(read))
@@ -165,12 +190,8 @@ class FusedBert:
 
         # --- forward ---------------------------------------------------------------------------
         rows, counts = self._rows_read(batch)
-        x = Operand(embedded)
-        saved: list[Saved] = []
-        for layer in self.layers:
-            x, of_layer = layer.forward(x, context, rows if layer is self.layers[-1] else None)
-            saved.append(of_layer)
-        masked, read, padding = x.in_16_bits.split(counts)
+        saved: list[Any] = []
+        masked, read, padding = self._encode(embedded, context, rows, saved).split(counts)
 
         # --- heads, forward and backward -------------------------------------------------------
         zero = torch.zeros((), device=self.values16.device)
@@ -203,22 +224,3 @@ class FusedBert:
             mlm_correct=words.correct,
             sequence_correct=sequences.correct,
         ).pack()
-
-    def _embed_backward(
-        self, dy: Tensor, second: Tensor, batch: Batch, statistics: Tensor, context: PassContext
-    ) -> None:
-        gradient, accumulate = self.views.gradient, context.accumulate
-        weight, dropout = self.views.value("embeddings.norm.weight"), self._embedding_dropout(context)
-        dsum, sums = embed_backward(dy, second, self._tables(), _ids(batch), weight, statistics, dropout)
-        segments = gradient("embeddings.segments.weight")
-        norm = gradient("embeddings.norm.weight"), gradient("embeddings.norm.bias")
-        column_sums(sums, [*norm, segments[0], segments[1]], accumulate=accumulate)
-        if not accumulate:
-            segments[2:].zero_()  # no token has a third segment
-        position_gradient(dsum, batch.cu_seqlens, gradient("embeddings.positions.weight"), accumulate=accumulate)
-        # Always adds: the masked-word head, which shares this matrix, has written to it.
-        word_gradient(dsum, batch.input_ids, gradient("embeddings.words.weight"))
-
-
-def _ids(batch: Batch) -> EmbeddingIds:
-    return EmbeddingIds(words=batch.input_ids, positions=batch.position_ids, segments=batch.segment_ids)

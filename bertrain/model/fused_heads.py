@@ -47,9 +47,9 @@ class FusedHeads:
         """Results of the transform, GELU and LayerNorm (with its two statistics) on the masked rows; the logits."""
         transform, words = self._word_matrices()
         value16 = self.views.value16
-        hidden = transform.product(Operand(x), value16("masked_words.transform.bias"))
+        hidden = transform.product(Operand(x), self.views.bias16("masked_words.transform.bias"))
         activated = aten.gelu(hidden)
-        norm = value16("masked_words.norm.weight"), value16("masked_words.norm.bias")
+        norm = value16("masked_words.norm.weight"), self.views.bias16("masked_words.norm.bias")
         normed, mean, rstd = aten.native_layer_norm(activated, [x.shape[1]], *norm, self.settings.layer_norm_eps)
         return hidden, activated, normed, mean, rstd, words.product(Operand(normed), value16("masked_words.bias"))
 
@@ -63,14 +63,16 @@ class FusedHeads:
         self._write(f"{name}.bias", row_sum(logits), accumulate)
         words.weight_gradient(dlogits, Operand(normed), accumulate)
         dnormed = words.input_gradient(dlogits)
-        norm = value16(f"{name}.norm.weight"), value16(f"{name}.norm.bias")
+        weight, bias = value16(f"{name}.norm.weight"), self.views.bias16(f"{name}.norm.bias")
+        has_bias = bias is not None
         dactivated, dweight, dbias = aten.native_layer_norm_backward(
-            dnormed, activated, [x.shape[1]], mean, rstd, *norm, [True, True, True]
+            dnormed, activated, [x.shape[1]], mean, rstd, weight, bias, [True, True, has_bias]
         )
         self._write(f"{name}.norm.weight", dweight, accumulate)
-        self._write(f"{name}.norm.bias", dbias, accumulate)
         dhidden = aten.gelu_backward(dactivated, hidden)
-        self._write(f"{name}.transform.bias", row_sum(dhidden), accumulate)
+        if has_bias:
+            self._write(f"{name}.norm.bias", dbias, accumulate)
+            self._write(f"{name}.transform.bias", row_sum(dhidden), accumulate)
         dhidden_operand = Operand(dhidden)
         transform.weight_gradient(dhidden_operand, Operand(x), accumulate)
         return HeadResult(loss, correct, transform.input_gradient(dhidden_operand))

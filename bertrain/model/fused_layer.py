@@ -1,23 +1,19 @@
-"""One encoder layer on the kernels, forward and backward by hand.
+"""The part of an encoder layer on the kernels that BERT's and ModernBERT's share; their own are in fused_bert.py and
+fused_modern.py.
 
 Letters as in bert.py. The gradient of a tensor `x` is called `dx`; `x8` is `x` in FP8.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
-from typing import Literal, NamedTuple
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
 
 from bertrain.config.settings import ModelSettings
-from bertrain.kernels.arguments import Cast, Dropout, Fp8Copy, Fp8Rows, NormParameters
-from bertrain.kernels.attention import ragged_attention_backward, ragged_attention_forward
+from bertrain.kernels.arguments import Cast, Dropout, Fp8Copy, Fp8Rows
 from bertrain.kernels.fp8 import Scales, cast_both_ways, transpose
-from bertrain.kernels.gelu import bias_gelu_backward, bias_gelu_forward
-from bertrain.kernels.layernorm import dropout_add_layernorm_backward, dropout_add_layernorm_forward
-from bertrain.kernels.reduction import column_sums
 from bertrain.model.fused_operands import (
     LayerDropout,
     LayerMatrix,
@@ -28,87 +24,40 @@ from bertrain.model.fused_operands import (
     PassContext,
 )
 
-
-class Products(NamedTuple):
-    """Results of a layer's products and of attention, and two numbers per row of its output."""
-
-    qkv: Tensor
-    attended: Tensor
-    lse: Tensor
-    projected: Tensor
-    expanded: Tensor
-    contracted: Tensor
-    output_statistics: Tensor
-
-
-@dataclass
-class SavedSome:
-    """Tensors saved under activation checkpointing: the input in 16 bits, which the layer cannot recompute."""
-
-    x: Tensor
-    rows: Tensor | None
-    products: Products | None  # None under `full`
-
-
-@dataclass
-class SavedAll:
-    """Tensors saved without activation checkpointing; the backward pass needs all of them."""
-
-    x: Operand
-    rows: Tensor | None
-    products: Products
-    residual: Tensor
-    picked: Operand  # attention's output for the rows that are computed
-    middle: Operand
-    middle_statistics: Tensor
-    activated: Operand
-
-
-Saved = SavedSome | SavedAll
 Recompute = Literal["none", "selective", "full"]
 
 
-@dataclass(frozen=True)
-class BlockEnd:
-    """The end of a block of the layer: a product, then dropout, the residual sum and LayerNorm."""
-
-    matrix: Matrix
-    norm: NormParameters
-    gradients: list[Tensor]  # of `norm`
-    dropout: LayerDropout
-    dproduct: LayerTensor
-
-
 class FusedLayer:
+    """One layer: its four matrices, and how its tensors become operands of their products."""
+
     def __init__(
         self, settings: ModelSettings, views: ParameterViews, number: int, scales: Scales | None, recompute: Recompute
     ) -> None:
-        prefix = f"layers.{number}."
+        self.prefix = f"layers.{number}."
 
         def matrix(which: LayerMatrix) -> Matrix:
-            name = f"{prefix}{which.name.lower()}.weight"
+            name = f"{self.prefix}{which.name.lower()}.weight"
             return Matrix(views, name, scales, which.scale(number, settings.num_layers))
 
         self.number, self.recompute = number, recompute
+        self.is_last = number == settings.num_layers - 1
         self.heads, self.head_size, self.eps = settings.num_heads, settings.head_size, settings.layer_norm_eps
         self.matrices = {which: matrix(which) for which in LayerMatrix}
         self.qkv, self.expand = self.matrices[LayerMatrix.QKV], self.matrices[LayerMatrix.EXPAND]
-        self.qkv_bias = views.value16(f"{prefix}qkv.bias")  # the product adds it, in 16 bits
-        self.qkv_bias_gradient = views.gradient(f"{prefix}qkv.bias")
-        self.expand_bias = views.value(f"{prefix}expand.bias")
-        self.expand_bias_gradient = views.gradient(f"{prefix}expand.bias")
 
-        def end(which: LayerMatrix, norm: str, dropout: LayerDropout, dproduct: LayerTensor) -> BlockEnd:
-            names = [f"{prefix}{name}" for name in (f"{which.name.lower()}.bias", f"{norm}.weight", f"{norm}.bias")]
-            values, gradients = NormParameters(*map(views.value, names)), list(map(views.gradient, names))
-            return BlockEnd(self.matrices[which], values, gradients, dropout, dproduct)
+    def forward(self, x: Any, context: PassContext, rows: Tensor | None = None) -> tuple[Any, Any]:
+        """The layer's output for all rows, or for `rows`, and the tensors for `backward`."""
+        raise NotImplementedError
 
-        self.middle = end(LayerMatrix.ATTENTION_OUT, "attention_norm", LayerDropout.MIDDLE, LayerTensor.DPROJECTED)
-        self.output = end(LayerMatrix.CONTRACT, "output_norm", LayerDropout.OUTPUT, LayerTensor.DCONTRACTED)
+    def backward(self, dy: Tensor, second: Tensor | None, saved: Any, context: PassContext) -> tuple[Tensor, Tensor]:
+        """Write the parameters' gradients, given two gradients of the output; return two of the input."""
+        raise NotImplementedError
+
+    def _rate(self, context: PassContext, which: LayerDropout) -> float:
+        raise NotImplementedError
 
     def _dropout(self, context: PassContext, which: LayerDropout) -> Dropout:
-        p = context.attention_dropout if which is LayerDropout.ATTENTION else context.hidden_dropout
-        return Dropout(p, context.seed, which.site(self.number))
+        return Dropout(self._rate(context, which), context.seed, which.site(self.number))
 
     def _cast(self, context: PassContext, tensor: LayerTensor) -> Cast | None:
         return None if context.scales is None else context.scales.cast(tensor.scale(self.number))
@@ -136,138 +85,12 @@ class FusedLayer:
             return Operand(full)
         return Operand(full, *fp8, context.scales.inverse(number))
 
-    def forward(self, x: Operand, context: PassContext, rows: Tensor | None = None) -> tuple[Operand, Saved]:
-        """The layer's output for all rows, or for `rows`, and the tensors for `backward`."""
-        output, output8, saved = self._forward(x, context, rows)
-        is_last = rows is not None
-        operand = Operand(output) if is_last else self._operand(context, LayerTensor.OUTPUT, output, output8)
-        return operand, self._reduce(saved)
 
-    def _forward(
-        self, x: Operand, context: PassContext, rows: Tensor | None
-    ) -> tuple[Tensor, Fp8Rows | None, SavedAll]:
-        qkv = self.qkv.product(x, self.qkv_bias).unflatten(-1, (3, self.heads, self.head_size))
-        is_last = rows is not None
-        dropout = self._dropout(context, LayerDropout.ATTENTION)
-        cast = None if is_last else self._cast(context, LayerTensor.ATTENDED)
-        attended, lse, attended8 = ragged_attention_forward(qkv, context.plan, dropout, cast)
-        residual = _pick(x.in_16_bits, rows)
-        picked = self._operand(context, LayerTensor.ATTENDED, _pick(attended.flatten(1), rows), attended8)
-        projected = self.middle.matrix.product(picked)
-        middle, middle_statistics = self._norm_middle(projected, residual, context)
-        expanded = self.expand.product(middle)
-        activated = self._activate(expanded, context)
-        contracted = self.output.matrix.product(activated)
-        dropout = self._dropout(context, LayerDropout.OUTPUT)
-        cast = None if is_last else self._cast(context, LayerTensor.OUTPUT)
-        output, statistics, output8 = dropout_add_layernorm_forward(
-            contracted, middle.in_16_bits, self.output.norm, dropout, self.eps, cast
-        )
-        products = Products(qkv, attended, lse, projected, expanded, contracted, statistics)
-        saved = SavedAll(x, rows, products, residual, picked, middle, middle_statistics, activated)
-        return output, output8, saved
-
-    def _norm_middle(self, projected: Tensor, residual: Tensor, context: PassContext) -> tuple[Operand, Tensor]:
-        dropout, cast = self._dropout(context, LayerDropout.MIDDLE), self._cast(context, LayerTensor.MIDDLE)
-        middle, statistics, middle8 = dropout_add_layernorm_forward(
-            projected, residual, self.middle.norm, dropout, self.eps, cast
-        )
-        return self._operand(context, LayerTensor.MIDDLE, middle, middle8), statistics
-
-    def _activate(self, expanded: Tensor, context: PassContext) -> Operand:
-        full, cast = not context.uses_fp8, self._cast(context, LayerTensor.ACTIVATED)
-        activated, activated8 = bias_gelu_forward(expanded, self.expand_bias, cast, full=full)
-        return self._operand(context, LayerTensor.ACTIVATED, activated if full else None, activated8)
-
-    def _reduce(self, saved: SavedAll) -> Saved:
-        """The tensors that stay in memory until the backward pass; only forward products read FP8 rows."""
-        if self.recompute != "none":
-            return SavedSome(saved.x.in_16_bits, saved.rows, saved.products if self.recompute == "selective" else None)
-        return replace(
-            saved,
-            x=saved.x.without_rows8,
-            picked=saved.picked.without_rows8,
-            middle=saved.middle.without_rows8,
-            activated=saved.activated.without_rows8,
-        )
-
-    def _restore(self, saved: Saved, context: PassContext) -> SavedAll:
-        """Recompute the tensors that were not saved, bit for bit: masks and scales are the same within a step."""
-        if isinstance(saved, SavedAll):
-            return saved
-        if self.number == 0:  # the embeddings have no FP8 copy
-            x = Operand(saved.x)
-        else:
-            x = self._operand(context, LayerTensor.OUTPUT, saved.x, layer=self.number - 1)
-        products, rows = saved.products, saved.rows
-        if products is None:
-            return self._forward(x, context, rows)[2]
-        residual = _pick(saved.x, rows)
-        picked = self._operand(context, LayerTensor.ATTENDED, _pick(products.attended.flatten(1), rows))
-        middle, middle_statistics = self._norm_middle(products.projected, residual, context)
-        activated = self._activate(products.expanded, context)
-        return SavedAll(x, rows, products, residual, picked, middle, middle_statistics, activated)
-
-    def backward(self, dy: Tensor, second: Tensor | None, saved: Saved, context: PassContext) -> tuple[Tensor, Tensor]:
-        """Write the parameters' gradients, given dy + second; return two gradients of the input, also to be added."""
-        kept = self._restore(saved, context)
-        products, accumulate, full = kept.products, context.accumulate, not context.uses_fp8
-        dactivated, dmiddle_residual = self._end_backward(
-            self.output, dy, second, products.contracted, kept.middle.in_16_bits, products.output_statistics,
-            kept.activated, context,
-        )  # fmt: skip
-
-        dexpanded, dexpanded8, sums = bias_gelu_backward(
-            dactivated, products.expanded, self.expand_bias, self._cast(context, LayerTensor.DEXPANDED), full=full
-        )
-        column_sums(sums, [self.expand_bias_gradient], accumulate=accumulate)
-        operand = self._operand(context, LayerTensor.DEXPANDED, dexpanded if full else None, dexpanded8)
-        self.expand.weight_gradient(operand, kept.middle, accumulate)
-        dmiddle = self.expand.input_gradient(operand)
-
-        dattended, dresidual = self._end_backward(
-            self.middle, dmiddle, dmiddle_residual, products.projected, kept.residual, kept.middle_statistics,
-            kept.picked, context,
-        )  # fmt: skip
-        if kept.rows is not None:  # the other rows have no gradient
-            dattended = _scatter(dattended, kept.rows, len(products.qkv))
-            dresidual = _scatter(dresidual, kept.rows, len(products.qkv))
-
-        full = full or kept.x.columns8 is None  # the first layer's input has no FP8 copy: a product in 16 bits
-        qkv, attended, lse = products[:3]
-        dropout, cast = self._dropout(context, LayerDropout.ATTENTION), self._cast(context, LayerTensor.DQKV)
-        dqkv, sums, dqkv8 = ragged_attention_backward(
-            qkv, attended, lse, dattended.view_as(attended), context.plan, dropout, cast, full=full
-        )
-        dquery_bias, dkey_bias, dvalue_bias = self.qkv_bias_gradient.chunk(3)
-        column_sums(sums, [dquery_bias, dvalue_bias], accumulate=accumulate)
-        if not accumulate:
-            dkey_bias.zero_()  # the softmax ignores this bias
-        operand = self._operand(context, LayerTensor.DQKV, dqkv.flatten(1) if full else None, dqkv8)
-        self.qkv.weight_gradient(operand, kept.x, accumulate)
-        return self.qkv.input_gradient(operand), dresidual
-
-    def _end_backward(
-        self, end: BlockEnd, dy: Tensor, second: Tensor | None, product: Tensor, residual: Tensor, statistics: Tensor,
-        x: Operand, context: PassContext,
-    ) -> tuple[Tensor, Tensor]:  # fmt: skip
-        """Gradients of the product's input `x` and of the residual."""
-        full = not context.uses_fp8
-        dropout, cast = self._dropout(context, end.dropout), self._cast(context, end.dproduct)
-        dproduct, dresidual, sums, dproduct8 = dropout_add_layernorm_backward(
-            dy, second, product, residual, end.norm, statistics, dropout, cast, full=full
-        )
-        column_sums(sums, end.gradients, accumulate=context.accumulate)
-        operand = self._operand(context, end.dproduct, dproduct if full else None, dproduct8)
-        end.matrix.weight_gradient(operand, x, context.accumulate)
-        return end.matrix.input_gradient(operand), dresidual
-
-
-def _pick(values: Tensor, rows: Tensor | None) -> Tensor:
+def pick(values: Tensor, rows: Tensor | None) -> Tensor:
     return values if rows is None else values[rows]
 
 
-def _scatter(values: Tensor, rows: Tensor, num_rows: int) -> Tensor:
+def scatter(values: Tensor, rows: Tensor, num_rows: int) -> Tensor:
     """Rows at their places among `num_rows`, zero elsewhere. Only empty slots, whose gradient is zero, share a row."""
     out = torch.zeros(num_rows, values.shape[1], dtype=values.dtype, device=values.device)
     return out.index_add_(0, rows, values)

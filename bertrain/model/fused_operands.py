@@ -24,7 +24,8 @@ PER_LAYER = 8
 class LayerDropout(IntEnum):
     ATTENTION = 0
     MIDDLE = 1  # before the LayerNorm after attention
-    OUTPUT = 3
+    ACTIVATED = 2  # of ModernBERT, before the last product
+    OUTPUT = 3  # of BERT, after it
 
     def site(self, layer: int) -> int:
         return layer * PER_LAYER + self
@@ -86,6 +87,10 @@ class ParameterViews:
     def value16(self, name: str) -> Tensor:
         return self.arena.view(self.values16, name)
 
+    def bias16(self, name: str) -> Tensor | None:
+        """A bias, or None in a model that has none by this name."""
+        return self.value16(name) if name in self.arena.places else None
+
     def gradient(self, name: str) -> Tensor:
         return self.arena.view(self.arena.gradients, name)
 
@@ -95,6 +100,7 @@ class PassContext:
     """One forward and backward pass over a bin: arguments that every layer shares."""
 
     plan: AttentionPlan
+    positions: Tensor  # int64 [T], of each token in its sequence
     seed: Tensor  # int64 [1]
     accumulate: bool  # add to the gradients, or overwrite them
     scales: Scales | None

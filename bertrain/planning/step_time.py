@@ -128,7 +128,7 @@ class StepTime:
 
 
 def has_kernels(settings: Settings) -> bool:
-    return settings.train.precision in ("bf16", "fp8") and settings.model.family == "bert"
+    return settings.train.precision in ("bf16", "fp8")
 
 
 def _seconds_of(settings: Settings, size: costs.WorkSize, gpu: Gpu, design: Design) -> Floats:

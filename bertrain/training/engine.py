@@ -23,8 +23,8 @@ from bertrain.kernels import backend, cpu_library, self_test
 from bertrain.model.arena import Arena
 from bertrain.model.batch import Batch
 from bertrain.model.encoder import EncoderModel, Outputs, split_parts
-from bertrain.model.fused import FusedBert
 from bertrain.model.fused_check import why_not_implemented
+from bertrain.model.fused_families import new_fused
 from bertrain.model.initialization import uninitialized
 from bertrain.optim.optimizer import Optimizer
 from bertrain.ranks.parallel import Ranks
@@ -82,7 +82,7 @@ def predictor(model: EncoderModel, settings: Settings, device: torch.device) -> 
     """Outputs of a model that is not trained, on the engine that `choose` selects."""
     name, _ = choose(settings, device, model)
     if name == "fused":
-        fused = FusedBert(model, Arena(model, split_parts))
+        fused = new_fused(model, Arena(model, split_parts))
         return torch.no_grad()(fused.outputs)
     if name == "compiled":
         compiled_engine.use_varlen_attention(model, settings, device)
@@ -92,8 +92,10 @@ def predictor(model: EncoderModel, settings: Settings, device: torch.device) -> 
 def why_unfit(settings: Settings, device: torch.device) -> str:
     """The setting that the kernels cannot compute; empty if they can compute all."""
     head_size, precision = settings.model.head_size, settings.train.precision
-    if settings.model.family != "bert":
-        return f"model.family {settings.model.family} has no kernels yet"
+    if settings.model.family != "bert" and device.type == "cpu" and not backend.INTERPRETED:
+        return f"the kernels for CPUs have no model.family {settings.model.family}"
+    if settings.model.family != "bert" and settings.model.head not in ("pretrain", "embed"):
+        return f"model.family {settings.model.family} has no kernels for model.head {settings.model.head} yet"
     if device.type == "cpu" and settings.model.intermediate_size % 16:
         return f"model.intermediate_size {settings.model.intermediate_size} is not a multiple of 16"
     if device.type == "cuda" and settings.batch.token_budget > MOST_TOKENS:
@@ -170,7 +172,8 @@ def kernel_sizes(settings: Settings) -> self_test.Sizes:
     return self_test.Sizes(
         hidden=model.hidden_size, heads=model.num_heads, inner=model.intermediate_size, vocabulary=model.vocab_size,
         padded_vocabulary=model.padded_vocab_size, hidden_dropout=model.hidden_dropout,
-        attention_dropout=model.attention_dropout, fp8=settings.train.precision == "fp8",
+        attention_dropout=model.attention_dropout, fp8=settings.train.precision == "fp8", family=model.family,
+        window=model.local_window // 2,
     )  # fmt: skip
 
 

@@ -17,7 +17,7 @@ from bertrain.kernels.lamb import LambTable, Part, lamb_step
 from bertrain.model.arena import Arena
 from bertrain.model.batch import Batch
 from bertrain.model.encoder import EncoderModel, Outputs
-from bertrain.model.fused import FusedBert
+from bertrain.model.fused_families import new_fused
 from bertrain.model.sums import packed_sums
 from bertrain.optim.clipping import is_finite
 from bertrain.optim.lamb import AdamW, Lamb
@@ -66,7 +66,7 @@ class FusedEngine:
         settings: Settings,
     ) -> None:
         train = settings.train
-        self._model = FusedBert(model, arena, fp8=train.precision == "fp8", recompute=train.activation_checkpointing)
+        self._model = new_fused(model, arena, fp8=train.precision == "fp8", recompute=train.activation_checkpointing)
         self._arena, self._optimizer, self._settings = arena, optimizer, settings
         self._exchange, self._ranks = exchange, ranks
         device = arena.values.device
