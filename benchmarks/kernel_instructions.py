@@ -59,7 +59,8 @@ def attention_kernels(limit: float, gradient_limit: float) -> Iterator[Kernel]:
     full = limit == 0
     bits = "8 bits" if limit else "bf16"
     constants = {"H": HEADS, "D": HEAD_DIM, "KEEP": attention_threshold(DROPOUT), "PAIRS": True, "PRECISION": "ieee"}
-    constants |= {"INVERSE_KEEP": 1 / (1 - DROPOUT), "CHUNK": attention.CHUNK}
+    constants |= {"INVERSE_KEEP": 1 / (1 - DROPOUT), "CHUNK": attention.CHUNK, "WINDOW": 0}
+    constants |= {"cosines": None, "sines": None}
 
     def block(rows: int) -> str:
         return f"tensordesc<bf16[{rows}, {HEAD_DIM}]>"

@@ -167,12 +167,17 @@ def _fused_bin(settings: Settings, size: BinSize) -> dict[str, int]:
     # The first step of fp8 measures, in 16 bits. Later ones keep 8-bit copies of four inputs, transposed, and of GELU's
     # result nothing else.
     everything = products + 2 * width + 8 + (max(2 * inner, 3 * width + inner) if eight else 2 * inner)
+    if model.family == "modern":
+        # The residual twice, queries, keys, values, attention's result, and the gate beside GELU's argument; then the
+        # two LayerNorms and GELU's result, in 8 bits nothing else of them.
+        products = 12 * width + 4 * inner + 4 * model.num_heads + 16
+        everything = products + 4 * width + 2 * inner
     kept = {"none": everything, "selective": products, "full": 2 * width}[settings.train.activation_checkpointing]
     # The last layer computes the rows alone that somebody reads, after attention.
     last = kept if settings.train.activation_checkpointing == "full" else 10 * width + 4 * model.num_heads
     again = everything - kept
     casts = 24 * width if eight else 0  # a gradient in 16 bits and twice in 8, while the first step measures
     return {"activations of a bin": tokens * ((model.num_layers - 1) * kept + last + 4 * width)} | _larger(
-        backward=tokens * (again + 24 * width + 4 * inner + casts),
+        backward=tokens * (again + 24 * width + (4 if model.family == "bert" else 8) * inner + casts),
         scores=size.predictions * (2 * vocab + 16 * width) + 4 * vocab * width,
     )
