@@ -27,6 +27,7 @@ from bertrain.kernels.fp8 import cast_plain
 from bertrain.kernels.gelu import bias_gelu_plain
 from bertrain.kernels.lamb import LambTable, Part, lamb_step, lamb_step_plain
 from bertrain.kernels.layernorm import dropout_add_layernorm_backward, dropout_add_layernorm_forward
+from bertrain.kernels.prenorm import add_layernorm_backward, add_layernorm_forward
 from bertrain.kernels.self_test import (  # noqa: F401 - tests call them as members of this module
     NORM_EPS,
     attention_both_ways,
@@ -192,6 +193,20 @@ def layernorm_in_bytes(num_rows: int, width: int, dtype: torch.dtype, device: st
     dx, _, _, dx8 = dropout_add_layernorm_backward(
         dy, second, x, residual, parameters, statistics, dropout, to_gradient, full=full
     )
+    assert y8 is not None
+    assert dx8 is not None
+    return [(y, y8, to_rows), (dx, dx8, to_gradient)]
+
+
+def prenorm_in_bytes(num_rows: int, width: int, dtype: torch.dtype, device: str) -> Written:
+    """The same of `prenorm.py`."""
+    x, residual, dy, along = torch.randn(4, num_rows, width, device=device).to(dtype)
+    weight, dropout = torch.randn(width, device=device), Dropout(0.1, torch.tensor([7], device=device), 2)
+    to_rows, to_gradient = (
+        cast_at(scale, kind, device) for scale, kind in zip((3.7, 900.0), MANTISSA_BITS, strict=True)
+    )
+    total, y, statistics, y8 = add_layernorm_forward(x, residual, weight, dropout, NORM_EPS, to_rows)
+    _, dx, _, dx8 = add_layernorm_backward(dy, along, total, weight, statistics, dropout, to_gradient)
     assert y8 is not None
     assert dx8 is not None
     return [(y, y8, to_rows), (dx, dx8, to_gradient)]

@@ -84,7 +84,7 @@ def _geglu_backward_kernel(
 def _geglu_forward_fp8_kernel(
     x, y, y8, y8_t, scale, largest, seed, site, num_rows,
     N: tl.constexpr, QUADS: tl.constexpr, COLUMNS: tl.constexpr, THRESHOLD: tl.constexpr, INVERSE_KEEP: tl.constexpr,
-    FULL: tl.constexpr, LIMIT: tl.constexpr,
+    STAGES: tl.constexpr, FULL: tl.constexpr, LIMIT: tl.constexpr,
 ):  # fmt: skip
     """Each program walks down a strip of columns of both halves, four rows per thread."""
     first_column = tl.program_id(0) * COLUMNS
@@ -92,7 +92,8 @@ def _geglu_forward_fp8_kernel(
     unit = 1 / factor
     peak = tl.zeros([QUADS, COLUMNS], dtype=tl.float32)
     columns, quads = (first_column + tl.arange(0, COLUMNS))[None, :], 4 * tl.arange(0, QUADS)[:, None]
-    for first in range(tl.program_id(1) * 4 * QUADS, num_rows, tl.num_programs(1) * 4 * QUADS):
+    step = tl.num_programs(1) * 4 * QUADS
+    for first in tl.range(tl.program_id(1) * 4 * QUADS, num_rows, step, num_stages=STAGES):
         a, b, c, d = load_four(x, first, first_column, num_rows, 2 * N, QUADS, COLUMNS)
         ga, gb, gc, gd = load_four(x, first, N + first_column, num_rows, 2 * N, QUADS, COLUMNS)
         a, b, c, d = widen(a), widen(b), widen(c), widen(d)
@@ -114,7 +115,7 @@ def _geglu_forward_fp8_kernel(
 def _geglu_backward_fp8_kernel(
     dy, x, dx, dx8, dx8_t, scale, largest, seed, site, num_rows,
     N: tl.constexpr, QUADS: tl.constexpr, COLUMNS: tl.constexpr, THRESHOLD: tl.constexpr, INVERSE_KEEP: tl.constexpr,
-    FULL: tl.constexpr, LIMIT: tl.constexpr,
+    STAGES: tl.constexpr, FULL: tl.constexpr, LIMIT: tl.constexpr,
 ):  # fmt: skip
     """The same for the gradients of both halves."""
     first_column = tl.program_id(0) * COLUMNS
@@ -122,7 +123,8 @@ def _geglu_backward_fp8_kernel(
     unit = 1 / factor
     peak = tl.zeros([QUADS, COLUMNS], dtype=tl.float32)
     columns, quads = (first_column + tl.arange(0, COLUMNS))[None, :], 4 * tl.arange(0, QUADS)[:, None]
-    for first in range(tl.program_id(1) * 4 * QUADS, num_rows, tl.num_programs(1) * 4 * QUADS):
+    step = tl.num_programs(1) * 4 * QUADS
+    for first in tl.range(tl.program_id(1) * 4 * QUADS, num_rows, step, num_stages=STAGES):
         va, vb, vc, vd = load_four(x, first, first_column, num_rows, 2 * N, QUADS, COLUMNS)
         ga, gb, gc, gd = load_four(x, first, N + first_column, num_rows, 2 * N, QUADS, COLUMNS)
         a, b, c, d = load_four(dy, first, first_column, num_rows, N, QUADS, COLUMNS)
@@ -148,11 +150,11 @@ def _geglu_backward_fp8_kernel(
     tl.store(largest, tl.max(tl.max(peak, axis=1), axis=0) * unit)
 
 
-# Rows (FP8: groups of four rows), columns and warps of a block; FP8: programs per multiprocessor.
+# Rows (FP8: groups of four rows), columns and warps of a block; FP8: programs per multiprocessor, pipeline stages.
 FORWARD = (8, 512, 4)
 BACKWARD = (8, 512, 8)
-FORWARD_FP8 = (16, 128, 16, 2)
-BACKWARD_FP8 = (8, 128, 8, 4)
+FORWARD_FP8 = (8, 128, 8, 4, 3)
+BACKWARD_FP8 = (8, 128, 8, 4, 3)
 
 
 def _grid(num_rows: int, width: int, block: tuple[int, int, int]) -> tuple[int, int]:
@@ -160,11 +162,13 @@ def _grid(num_rows: int, width: int, block: tuple[int, int, int]) -> tuple[int, 
     return -(-width // columns), -(-num_rows // rows)
 
 
-def _strips(num_rows: int, width: int, block: tuple[int, int, int, int], x: Tensor) -> tuple[tuple[int, int], int]:
-    """The grid, and the columns of a strip: a power of two that divides the width, so that no strip has both halves."""
-    quads, columns, _, per_multiprocessor = block
+def _strips(x: Tensor, block: tuple[int, int, int, int, int]) -> tuple[tuple[int, int], dict[str, int]]:
+    """Grid and constants of the FP8 kernels. A strip's columns divide the width, so that it has none of both halves."""
+    quads, columns, warps, per_multiprocessor, stages = block
+    num_rows, width = x.shape[0], x.shape[1] // 2
     columns = min(columns, width & -width)
-    return grid_of(num_rows, width, 4 * quads, columns, num_multiprocessors(x.device) * per_multiprocessor), columns
+    grid = grid_of(num_rows, width, 4 * quads, columns, num_multiprocessors(x.device) * per_multiprocessor)
+    return grid, {"QUADS": quads, "COLUMNS": columns, "STAGES": stages, "num_warps": warps}
 
 
 def geglu_forward(
@@ -182,10 +186,10 @@ def geglu_forward(
         )
         return y, None
     y8 = empty_both_ways(x[:, :width], cast)
-    grid, columns = _strips(num_rows, width, FORWARD_FP8, x)
+    grid, block = _strips(x, FORWARD_FP8)
     _geglu_forward_fp8_kernel[grid](
-        x, y, *y8, cast.scale, cast.largest, dropout.seed, dropout.site, num_rows, QUADS=FORWARD_FP8[0],
-        COLUMNS=columns, FULL=full, LIMIT=LARGEST[cast.dtype], num_warps=FORWARD_FP8[2], **constants,
+        x, y, *y8, cast.scale, cast.largest, dropout.seed, dropout.site, num_rows,
+        FULL=full, LIMIT=LARGEST[cast.dtype], **constants, **block,
     )  # fmt: skip
     return y, y8
 
@@ -204,9 +208,9 @@ def geglu_backward(
         )
         return dx, None
     dx8 = empty_both_ways(x, cast)
-    grid, columns = _strips(num_rows, width, BACKWARD_FP8, x)
+    grid, block = _strips(x, BACKWARD_FP8)
     _geglu_backward_fp8_kernel[grid](
-        dy, x, dx, *dx8, cast.scale, cast.largest, dropout.seed, dropout.site, num_rows, QUADS=BACKWARD_FP8[0],
-        COLUMNS=columns, FULL=full, LIMIT=LARGEST[cast.dtype], num_warps=BACKWARD_FP8[2], **constants,
+        dy, x, dx, *dx8, cast.scale, cast.largest, dropout.seed, dropout.site, num_rows,
+        FULL=full, LIMIT=LARGEST[cast.dtype], **constants, **block,
     )  # fmt: skip
     return dx, dx8
