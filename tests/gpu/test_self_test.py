@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -27,11 +28,12 @@ BROKEN = {
 }
 
 
-def test_every_kernel_agrees_with_its_twin() -> None:
-    results, errors = self_test.examine(BASE, "cuda")
+@pytest.mark.parametrize("sizes", [BASE, replace(BASE, inner=1152, family="modern", window=64)])
+def test_every_kernel_agrees_with_its_twin(sizes: self_test.Sizes) -> None:
+    results, errors = self_test.examine(sizes, "cuda")
     print(errors)
     assert {result.kernel: result.failure for result in results} == dict.fromkeys(
-        self_test.Checks(BASE, "cpu").all(), ""
+        self_test.Checks(sizes, "cpu").all(), ""
     )
     for result in results:
         print(result)

@@ -36,7 +36,7 @@ pytestmark = pytest.mark.skipif(bool(why_not()), reason=why_not())
 def figures() -> dict[str, float]:
     environment = os.environ | {"TRITON_INTERPRET": "1", "OMP_NUM_THREADS": "1"}
     command = [sys.executable, "-W", "ignore", "-m", "tests.interpreted"]
-    run = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=500, check=False)
+    run = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=900, check=False)
     print(run.stderr)
     assert run.returncode == 0, run.stderr[-3000:]
     assert "triton interpreter" in run.stderr

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -35,11 +36,12 @@ def use(monkeypatch: pytest.MonkeyPatch, command: list[str]) -> None:
     monkeypatch.setattr(self_test, "child_command", lambda: command)
 
 
-def test_every_kernel_agrees_with_its_twin(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("sizes", [SIZES, replace(SIZES, family="modern", window=9)])
+def test_every_kernel_agrees_with_its_twin(monkeypatch: pytest.MonkeyPatch, sizes: self_test.Sizes) -> None:
     pytest.importorskip("triton")
     monkeypatch.setenv("TRITON_INTERPRET", "1")
-    results, _ = self_test.examine(SIZES, "cpu")
-    assert {result.kernel for result in results} == self_test.Checks(SIZES, "cpu").all().keys()
+    results, _ = self_test.examine(sizes, "cpu")
+    assert {result.kernel for result in results} == self_test.Checks(sizes, "cpu").all().keys()
     for result in results:
         assert not result.failure
         assert result.error is not None
