@@ -118,7 +118,7 @@ def main() -> None:
     results: list[dict[str, Any]] = []
     for length in options.lengths:
         with tempfile.TemporaryDirectory() as folder:
-            data = {rows: write_examples(Path(folder) / rows, length, rows) for rows in options.rows}
+            data = {rows: write_examples(Path(folder) / rows, length, rows, VOCABULARY) for rows in options.rows}
             systems = [(f"bertrain {precision}", precision, time_bertrain) for precision in options.precisions]
             if not options.no_peer:
                 systems.append((SYSTEMS[-1], "bf16", time_transformers))

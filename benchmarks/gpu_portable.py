@@ -68,8 +68,11 @@ def settings_for(model: str, length: int, precision: str, kernels: str) -> Setti
     return resolve("bert-base-phase1", [(name, str(value)) for name, value in given.items()])
 
 
-def write_examples(folder: Path, length: int, rows: str) -> Shards:
+def write_examples(folder: Path, length: int, rows: str, num_words: int = 0) -> Shards:
+    """Examples of random words; of so many that the vocabulary is BERT's with others added."""
     vocabulary = Vocabulary.load()
+    more = tuple(f"word{number}" for number in range(num_words - len(vocabulary.words)))
+    vocabulary = replace(vocabulary, words=vocabulary.words + more)
     examples = random_examples(max(1_000, 1_000_000 // length), vocabulary, length)
     if rows == "full":
         examples = (

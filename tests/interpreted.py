@@ -34,6 +34,8 @@ from bertrain.kernels.layernorm import dropout_add_layernorm_plain
 from bertrain.kernels.prenorm import add_layernorm_forward, layernorm_forward
 from bertrain.kernels.random import attention_keep_mask, rows_keep_mask
 from bertrain.kernels.reduction import column_sums
+from bertrain.kernels.self_test import Sizes
+from bertrain.model import fused_modern, fused_self_test
 from bertrain.optim.clipping import clip_factor, norm
 from bertrain.optim.verdict import Verdict
 from bertrain.ranks.parallel import Ranks
@@ -487,6 +489,20 @@ def whole_in_eight_bits(family: dict[str, object]) -> float:
     assert torch.allclose(sums[:2], model.expected_sums[:2], rtol=5e-2)
     assert min(errors.values()) > 0
     return max(errors.values())
+
+
+@case("self-test of a whole model", 5e-5)
+def self_tested() -> float:
+    """It passes, and notices an order of operations that is not the model's."""
+    sizes = Sizes(
+        hidden=16, heads=1, inner=16, vocabulary=30, padded_vocabulary=32, hidden_dropout=0.1, attention_dropout=0.1,
+        fp8=False, family="modern", window=4,
+    )  # fmt: skip
+    with patch.object(fused_self_test, "LENGTHS", (11, 1, 4)), many_rows_a_program():
+        with patch.object(fused_modern, "rotate", lambda *_: None):
+            error, bound = fused_self_test.whole_model(sizes, "cpu")
+            assert error > bound
+        return fused_self_test.whole_model(sizes, "cpu")[0]
 
 
 @case("layers computed again", 0, {"model__num_layers": 2})

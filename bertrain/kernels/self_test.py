@@ -2,9 +2,9 @@
 
 A driver, a Triton or a GPU that nobody has tried can refuse a kernel, miscompile it, or end the process. So a child
 process runs each kernel, forward and backward, on a small ragged bin in the sizes of the run, and prints a JSON line
-before and after it; `examine` reads the lines. Results are kept in the user's cache folder, by GPU, driver, versions,
-kernel sources and sizes, so a machine pays once: some seconds, most of them for compilations that the run then finds in
-Triton's cache.
+before and after it; `examine` reads the lines. model/fused_self_test.py is that process, and adds a whole model.
+Results are kept in the user's cache folder, by GPU, driver, versions, sources and sizes, so a machine pays once: some
+seconds, most of them for compilations that the run then finds in Triton's cache.
 """
 
 from __future__ import annotations
@@ -272,6 +272,10 @@ def cross_entropy_both_ways(logits: Tensor, labels: Tensor, vocab_size: int, sca
     return (loss, correct, written), (expected.detach(), expected_correct, gradient)
 
 
+OF_MODELS: dict[str, dict[str, Callable[[Sizes, str], tuple[float, float]]]] = {}
+"""By family, what `model/fused_self_test.py` adds to the kernels' checks: error, and what it may be."""
+
+
 # --- the child ------------------------------------------------------------------------------------------------------
 
 
@@ -308,7 +312,8 @@ class Checks:
                 },
             }[self.sizes.family]  # fmt: skip
             kernels |= {"cast to FP8": self.cast, "products, FP8": self.products_fp8}
-        return kernels
+        models = OF_MODELS.get(self.sizes.family, {})
+        return kernels | {name: functools.partial(check, self.sizes, self.device) for name, check in models.items()}
 
     def normal(self, *shape: int, dtype: torch.dtype | None = None) -> Tensor:
         # Triton's interpreter has no bf16 of its own.
@@ -576,7 +581,7 @@ def main() -> None:
 
 
 def child_command() -> list[str]:
-    return [sys.executable, "-m", "bertrain.kernels.self_test"]
+    return [sys.executable, "-m", "bertrain.model.fused_self_test"]
 
 
 def examine(sizes: Sizes, device: str) -> tuple[list[Result], str]:
@@ -611,7 +616,8 @@ def examine(sizes: Sizes, device: str) -> tuple[list[Result], str]:
 def cache_file(sizes: Sizes, device: torch.device) -> Path:
     """Where the results for these sizes on this machine are kept."""
     sources = hashlib.sha256()
-    for path in sorted(Path(__file__).parent.glob("*.py")):
+    package = Path(__file__).parents[1]
+    for path in sorted([*package.glob("kernels/*.py"), *package.glob("model/*.py")]):
         sources.update(path.read_bytes())
     versions = [torch.__version__, backend.triton.__version__ if backend.triton else "", platform.python_version()]
     gpu: list[str] = []
@@ -656,7 +662,3 @@ def why_failed(sizes: Sizes, device: torch.device) -> str:
     """The first kernel that does not work on this machine, and why; empty if all do."""
     failed = [result for result in results_here(sizes, device) if result.failure]
     return f"the kernel {failed[0].kernel} failed here: {failed[0].failure}" if failed else ""
-
-
-if __name__ == "__main__":
-    main()

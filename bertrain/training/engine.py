@@ -20,6 +20,7 @@ from bertrain.config.settings import Settings
 from bertrain.data.feed.batching import SHAPES
 from bertrain.data.feed.loader import Step
 from bertrain.kernels import backend, cpu_library, self_test
+from bertrain.model import fused_self_test  # noqa: F401 - adds the whole model to the self-test
 from bertrain.model.arena import Arena
 from bertrain.model.batch import Batch
 from bertrain.model.encoder import EncoderModel, Outputs, split_parts
