@@ -527,6 +527,29 @@ def recomputed(family: dict[str, object]) -> float:
     return float(sum(not torch.equal(*pair) for less in found[1:] for pair in zip(found[0], less, strict=True)))
 
 
+@case("gradients complete at a pause", 0, {})
+@case("modern gradients complete at a pause", 0, MODERN)
+def complete_at_pauses(family: dict[str, object]) -> float:
+    """Buckets are sent during the backward pass: what lies above the offset of a pause changes no more."""
+    settings = helpers.tiny_settings(
+        model__vocab_size=30, model__hidden_size=16, model__num_heads=1, model__intermediate_size=24,
+        model__max_positions=9, data__max_seq_length=9, data__max_predictions=2, model__num_layers=3, **family,
+    ).model  # fmt: skip
+    model = whole_model.BothWays(
+        settings, whole_model.random_batch([5, 3], 10, 4, 3, 9, 30), "cpu", dtype=torch.float32
+    )
+    one, gradients, sent = torch.ones(1), model.arena.gradients, []
+    gradients.fill_(float("nan"))
+    with many_rows_a_program():
+        for offset in model.fused.forward_backward(
+            model.batch, torch.tensor([7]), one, one, accumulate=False, pauses=frozenset(range(3))
+        ):
+            sent.append((offset, gradients[offset:].clone()))
+    assert [offset for offset, _ in sent] == sorted((offset for offset, _ in sent), reverse=True)
+    assert len({offset for offset, _ in sent}) == 3
+    return float(sum(not twins.same_bits(above, gradients[offset:]) for offset, above in sent))
+
+
 def check_doubled(gradients: dict[str, torch.Tensor], once: dict[str, torch.Tensor]) -> None:
     for name, gradient in gradients.items():
         if name == "embeddings.words.weight":  # two sums meet here, so the order of addition differs
