@@ -98,7 +98,7 @@ class ModernLayer(FusedLayer):
         self, settings: ModelSettings, views: ParameterViews, number: int, scales: Scales | None, recompute: Recompute
     ) -> None:
         super().__init__(settings, views, number, scales, recompute)
-        self.window = settings.windows[number]
+        self.window = settings.windows[number] or 0  # positions on each side; 0: all
         self.rotary: Rotary  # which `FusedModern` sets: layers of one theta share it
         self.input_weight = views.value(f"{self.prefix}attention_norm.weight") if number else None
 
@@ -134,13 +134,10 @@ class ModernLayer(FusedLayer):
         rotate(qkv, context.positions, self.rotary)
         dropout = self._dropout(context, LayerDropout.ATTENTION)
         cast = None if rows is not None else self._cast(context, LayerTensor.ATTENDED)
-        attended, lse, attended8 = ragged_attention_forward(
-            qkv, context.plan, dropout, cast, window=self.window or 0
-        )  # fmt: skip
+        attended, lse, attended8 = ragged_attention_forward(qkv, context.plan, dropout, cast, window=self.window)
         picked = self._operand(context, LayerTensor.ATTENDED, pick(attended.flatten(1), rows), attended8)
-        middle_total, middle, middle_statistics = self._end_forward(
-            self.middle, picked, pick(x.residual, rows), context
-        )  # fmt: skip
+        residual = pick(x.residual, rows)
+        middle_total, middle, middle_statistics = self._end_forward(self.middle, picked, residual, context)
         expanded = self.expand.product(middle)
         activated = self._activate(expanded, context)
         output_total, normed, output_statistics = self._end_forward(self.output, activated, middle_total, context)
@@ -185,9 +182,8 @@ class ModernLayer(FusedLayer):
             return saved.products, saved.operands
         normed = Operand(saved.residual)  # the embeddings have a LayerNorm of their own, and no FP8 copy
         if self.input_weight is not None:
-            normed = self._norm_again(
-                saved.residual, self.input_weight, context, LayerTensor.OUTPUT, self.number - 1
-            )  # fmt: skip
+            below = self.number - 1
+            normed = self._norm_again(saved.residual, self.input_weight, context, LayerTensor.OUTPUT, below)
         if saved.products is None:
             again = self._forward(Stream(saved.residual, normed), context, saved.rows)[1]
             assert again.products is not None
@@ -195,9 +191,8 @@ class ModernLayer(FusedLayer):
             return again.products, again.operands
         products = saved.products
         picked = self._operand(context, LayerTensor.ATTENDED, pick(products.attended.flatten(1), saved.rows))
-        middle = self._norm_again(
-            products.middle_total, self.middle.weight, context, LayerTensor.MIDDLE, self.number
-        )  # fmt: skip
+        weight, total = self.middle.weight, products.middle_total
+        middle = self._norm_again(total, weight, context, LayerTensor.MIDDLE, self.number)
         return products, Operands(normed, picked, middle, self._activate(products.expanded, context))
 
     def backward(self, dy: Tensor, second: Tensor | None, saved: Saved, context: PassContext) -> tuple[Tensor, Tensor]:
@@ -227,7 +222,7 @@ class ModernLayer(FusedLayer):
         dropout, cast = self._dropout(context, LayerDropout.ATTENTION), self._cast(context, LayerTensor.DQKV)
         dqkv, _, dqkv8 = ragged_attention_backward(
             qkv, attended, lse, dattended.view_as(attended), context.plan, dropout, cast,
-            full=full, window=self.window or 0, rotary=self.rotary,
+            full=full, window=self.window, rotary=self.rotary,
         )  # fmt: skip
         operand = self._operand(context, LayerTensor.DQKV, dqkv.flatten(1) if full else None, dqkv8)
         self.qkv.weight_gradient(operand, operands.normed, accumulate)
@@ -264,7 +259,7 @@ class FusedModern(FusedModel):
         }
         for layer in self.layers:
             assert isinstance(layer, ModernLayer)
-            layer.rotary = tables[settings.global_theta if layer.window is None else settings.local_theta]
+            layer.rotary = tables[settings.local_theta if layer.window else settings.global_theta]
 
     def _enter(self, embedded: Tensor) -> Stream:
         return Stream(embedded, Operand(embedded))
