@@ -1,7 +1,7 @@
 """ModernBERT on one GPU: bertrain's own step in bf16 and FP8 against Transformers, compiled in bf16, in one run.
 
     python benchmarks/gpu_modern.py [--lengths 1024 8192] [--rows natural full] [--precisions bf16 fp8] [--steps 30]
-                                    [--output benchmarks/results/gpu_modern.json] [--no-peer] [--profile]
+                                    [--tokens 32768] [--output FILE] [--no-peer] [--profile]
 
 ModernBERT-base: 22 layers of 768, inner width 1,152, 12 heads, vocabulary 50,368, windows of 128 tokens but in every
 third layer, 30 % masked words, no dropout, AdamW, gradients clipped. Examples are random words in the lengths of
@@ -36,10 +36,10 @@ VOCABULARY, MASKED = 50368, 0.3
 SYSTEMS = ("bertrain bf16", "bertrain fp8", "Transformers, compiled, bf16")
 
 
-def settings_for(length: int, precision: str) -> Settings:
+def settings_for(length: int, precision: str, tokens: int) -> Settings:
     given = {
         "model.vocab_size": VOCABULARY, "data.max_seq_length": length, "data.max_predictions": int(MASKED * length) + 1,
-        "batch.sequences": 0, "batch.tokens": BUDGET, "batch.token_budget": BUDGET, "train.precision": precision,
+        "batch.sequences": 0, "batch.tokens": tokens, "batch.token_budget": tokens, "train.precision": precision,
         "train.kernels": "fused", "optimizer.learning_rate": 1e-5,
     }  # fmt: skip
     return resolve("modernbert-base", [(name, str(value)) for name, value in given.items()])
@@ -107,12 +107,13 @@ def main() -> None:
     parser.add_argument("--rows", nargs="+", default=["natural", "full"], choices=["natural", "full"])
     parser.add_argument("--precisions", nargs="*", default=["bf16", "fp8"], choices=["bf16", "fp8"])
     parser.add_argument("--steps", type=int, default=30)
+    parser.add_argument("--tokens", type=int, default=BUDGET, help="of a step")
     parser.add_argument("--no-peer", action="store_true")
     parser.add_argument("--profile", action="store_true")
     parser.add_argument("--output", type=Path, default=Path("benchmarks/results/gpu_modern.json"))
     options = parser.parse_args()
     machine = {
-        "gpu": torch.cuda.get_device_name(), "torch": torch.__version__, "tokens_per_step": BUDGET,
+        "gpu": torch.cuda.get_device_name(), "torch": torch.__version__,
         "triton": __import__("triton").__version__, "transformers": __import__("transformers").__version__,
     }  # fmt: skip
     results: list[dict[str, Any]] = []
@@ -123,13 +124,13 @@ def main() -> None:
             if not options.no_peer:
                 systems.append((SYSTEMS[-1], "bf16", time_transformers))
             for name, precision, system in systems:
-                settings = settings_for(length, precision)
+                settings = settings_for(length, precision, options.tokens)
                 if options.profile:
                     profile(data, settings)
                     continue
                 found = measured(system, data, settings, options.steps, flop_per_token)
                 for rows, record in found.items():
-                    results.append({"system": name, "length": length, "rows": rows, **record})
+                    results.append({"system": name, "length": length, "rows": rows, "tokens": options.tokens, **record})
                     print(json.dumps(results[-1]), flush=True)
                     options.output.write_text(json.dumps({"machine": machine, "results": results}, indent=1) + "\n")
     print(table(results))

@@ -114,7 +114,7 @@ def time_peer(model: torch.nn.Module, data: Data, settings: Settings, count: int
     """A model of Transformers, compiled, on padded rows; it gets the inputs that it knows."""
     known = inspect.signature(model.forward).parameters
     length, precision = settings.data.max_seq_length, settings.train.precision
-    num_rows = BUDGET // length
+    num_rows = settings.batch.tokens // length
     padded = replace(settings, batch=replace(settings.batch, tokens=0, sequences=num_rows, policy="padded"))
     optimizer = torch.optim.AdamW(model.parameters(), 1e-5, fused=True)
     loss_of: Callable[..., torch.Tensor] = torch.compile(lambda **tensors: model(**tensors).loss)
