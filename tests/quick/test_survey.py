@@ -373,7 +373,7 @@ def test_binaries_beside_text_are_left_out_and_counted(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("part", ["data/{split}-00000-of-00001.parquet", "default/{split}/0000.parquet"])
 def test_parquet_in_the_layout_of_the_hub(tmp_path: Path, capsys: pytest.CaptureFixture[str], part: str) -> None:
-    """Of several splits only train is read, through links as in the Hub's cache, and without the card."""
+    """Of several splits only train is read, through links as in the Hub's cache, without the card and `hf`'s cache."""
     place, blobs = tmp_path / "snapshot", tmp_path / "blobs"
     blobs.mkdir()
     for split in ("train", "validation", "test"):
@@ -383,11 +383,13 @@ def test_parquet_in_the_layout_of_the_hub(tmp_path: Path, capsys: pytest.Capture
         path.parent.mkdir(parents=True, exist_ok=True)
         path.symlink_to(blobs / split)
     (place / "README.md").write_text("# A card, not text to train on\n")
+    (place / ".cache" / "huggingface" / "download").mkdir(parents=True)
+    (place / ".cache" / "huggingface" / "download" / "README.md.metadata").write_text("a commit of the cache\n")
     extract([place], tmp_path / "out")
     assert "of its splits test, train, validation, only train is read" in capsys.readouterr().err
     text = text_of(tmp_path / "out")
     assert "sentence of train" in text
-    assert not any(word in text for word in ("validation", "test", "card"))
+    assert not any(word in text for word in ("validation", "test", "card", "cache"))
     other = place / part.format(split="test")
     extract([other.parent if "default" in part else other], tmp_path / "named")
     assert "sentence of test" in text_of(tmp_path / "named"), "a split that is named is read"

@@ -61,7 +61,7 @@ def find_inputs(inputs: str | Path | Iterable[str | Path]) -> list[Path]:
     _refuse_held_out(named, "name the other files")
     for entry in entries:
         if entry.is_dir():
-            inside = sorted(path for path in entry.rglob("*") if path.is_file() and not path.name.startswith("."))
+            inside = sorted(path for path in entry.rglob("*") if path.is_file() and not _is_hidden(path, entry))
             if sums := [path for path in inside if CHECKSUMS.search(path.name)]:
                 remark(f"{entry}: {counted(len(sums), 'checksum file')} left out ({sums[0].name})")
                 inside = [path for path in inside if path not in sums]
@@ -86,6 +86,11 @@ def find_inputs(inputs: str | Path | Iterable[str | Path]) -> list[Path]:
         else:
             raise UserError("missing-input", f"no input file or folder at {entry}")
     return files
+
+
+def _is_hidden(path: Path, folder: Path) -> bool:
+    """Whether it is hidden in the folder, or in a hidden one there: .git, or .cache, which `hf download` makes."""
+    return any(part.startswith(".") for part in path.relative_to(folder).parts)
 
 
 def _training_split(folder: Path, files: list[Path]) -> list[Path]:
