@@ -13,7 +13,6 @@ from bertrain.base.isa import cap_isa
 from bertrain.base.machine import is_first_rank
 from bertrain.cli import options
 from bertrain.config.choices import EmbeddingPrecision, Pooling
-from bertrain.config.resolve import parse_overrides
 
 app = options.new_app()
 
@@ -98,7 +97,8 @@ def finetune(
             show_predictions(result)
     print(task_results.table(outcomes))
     if task in ("classify", "tag"):
-        print(f'next: bertrain predict {quote(str(places[task][0]))} "a text"')
+        texts = '"a text" "its second text"' if resolved[task].task.text_pair else '"a text"'
+        print(f"next: bertrain predict {quote(str(places[task][0]))} {texts}")
 
 
 def parse_seeds(text: str) -> list[int]:
@@ -133,12 +133,7 @@ def predict(
     """
     from bertrain.training.predict import predict as predict_task
 
-    words, texts = iter(texts or []), []
-    for word in words:  # texts, and settings with their values between them
-        if word.startswith("--"):
-            overrides += parse_overrides([word] if "=" in word else [word, next(words, "--")])
-        else:
-            texts.append(word)
+    texts = texts or []
     with options.stdout_for_json(as_json):
         result = predict_task(
             run, data, out, texts=texts, which=checkpoint, device=device, batch_size=batch_size, overrides=overrides
