@@ -112,8 +112,7 @@ def build_app(models: Sequence[NamedModel]) -> Starlette:
         named = by_name.get(request.path_params["name"])
         if named is None:
             raise HTTPException(404)
-        others = [name for name in by_name if name != named[0].name]
-        return HTMLResponse(render("try.html.j2", model=named[0], others=others), headers=HEADERS)
+        return HTMLResponse(render("try.html.j2", model=named[0]), headers=HEADERS)
 
     async def index(request: Request) -> Response:
         if len(by_name) == 1:
