@@ -171,7 +171,7 @@ def _refuse_long(tokenizer: AnyTokenizer, texts: Sequence[Any], limit: int, what
         parts = [text] if isinstance(text, str) else text
         count = 1 + sum(1 + len(tokenizer.encode_raw(part)) // tokenizer.dtype.itemsize for part in parts)
         if count > limit:
-            cure = '; shorten it, or send "truncate": true' if what == "text" else "; shorten it"
+            cure = '; shorten it, or have it cut ("truncate": true)' if what == "text" else "; shorten it"
             raise UserError("text-too-long", f"{what} {number} has {count} tokens; the model reads {limit}{cure}")
 
 
@@ -194,8 +194,9 @@ class NamedModel:
 
 @contextmanager
 def open_models(
-    sources: Sequence[str | Path], *, which: str = "newest", device: Device = "auto", reserved: Sequence[str] = ()
-) -> Iterator[list[NamedModel]]:
+    sources: Sequence[str | Path], *, which: str = "newest", device: Device = "auto",
+    overrides: Sequence[tuple[str, str]] = (), reserved: Sequence[str] = (),
+) -> Iterator[list[NamedModel]]:  # fmt: skip
     """The models, each named after its folder; a name that is taken or `reserved` gets a number."""
     with ExitStack() as stack:
         models = list[NamedModel]()
@@ -205,21 +206,26 @@ def open_models(
             while name in taken:
                 number += 1
                 name = f"{stem or 'model'}-{number}"
-            model = _open(source, which, device, stack)
+            model = _open(source, which, device, overrides, stack)
             about = {"form": model.form} | model.about()
             # It has joined its ranks, which sets train.threads.
             models.append(NamedModel(name, str(source), model, about, torch.get_num_threads()))
         yield models
 
 
-def _open(source: str | Path, which: str, device: Device, stack: ExitStack) -> Served:
+def _open(
+    source: str | Path, which: str, device: Device, overrides: Sequence[tuple[str, str]], stack: ExitStack
+) -> Served:
     opened = open_source(source, which=which, hashes=False)
     head = opened.settings.head if opened.settings is not None else "pretrain"
     path = locate(source)
     if head not in ("pretrain", "embed"):
-        changes = [("train.hang_timeout", FOREVER), ("task.on_error", "stop")]  # to skip a text would shift answers
-        model = stack.enter_context(open_model(source, None, which, device, 0, changes, has_files=False))
+        own = [("train.hang_timeout", FOREVER), ("task.on_error", "stop")]  # to skip a text would shift answers
+        model = stack.enter_context(open_model(source, None, which, device, 0, [*overrides, *own], has_files=False))
         return Task(model, tokenizer_of(model.finetuned.vocabulary))
+    if overrides:
+        why = f"settings such as --{overrides[0][0]} are for fine-tuned models, which {source} is not"
+        raise UserError("option-without-effect", f"{why}; serve it without them")
     is_sentence_encoder = opened.kind != "run" and read_pipeline(path if path.is_dir() else path.parent) is not None
     if head == "pretrain" and not is_sentence_encoder:
         try:

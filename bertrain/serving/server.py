@@ -6,6 +6,7 @@ import errno
 import resource
 import signal
 import socket
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -59,16 +60,16 @@ def run_server(app: Any, listening: socket.socket) -> None:
 
 def serve(
     sources: list[str] | list[Path], *, host: str = "127.0.0.1", port: int = 8000, which: str = "newest",
-    device: Any = "auto",
+    device: Any = "auto", overrides: Sequence[tuple[str, str]] = (),
 ) -> None:  # fmt: skip
-    """Serve models until the process is stopped."""
+    """Serve models until the process is stopped; `overrides` are settings of fine-tuned ones."""
     check_server_library()
     from bertrain.serving.app import RESERVED, build_app
     from bertrain.serving.models import open_models
 
     with (
         listen(host, port) as listening,  # first: weights may take minutes to read
-        open_models(sources, which=which, device=device, reserved=RESERVED) as models,
+        open_models(sources, which=which, device=device, overrides=overrides, reserved=RESERVED) as models,
     ):
         address = address_of(listening)
         for one in models:

@@ -220,6 +220,28 @@ def test_weights_that_transformers_wrote_answer_as_there(kind: str, models: Mode
             assert kind == "class" or one["labels"] == likely
 
 
+def test_settings_say_what_transformers_weights_do_not(models: Models, tmp_path: Path) -> None:
+    """That they read pairs of texts, and that a question may have no answer."""
+    model, tokenizer = write_with_transformers(tmp_path / "class", "class", models)
+    write_with_transformers(tmp_path / "answers", "answers", models)
+    pairs = [TEXTS[:2], TEXTS[2:4]]
+    with torch.no_grad():
+        theirs = model(**tokenizer(pairs, padding=True, return_tensors="pt")).logits.softmax(-1)
+    with started("serve", tmp_path / "class", "--task.text_pair", "second") as server:
+        found = server.answers("/class/predict", {"pairs": pairs})
+        assert "The second text" in server.request("/class/")[1]
+    assert [[*one["probabilities"].values()] for one in found] == [
+        pytest.approx(one, abs=1e-5) for one in theirs.tolist()
+    ]
+    with started("serve", tmp_path / "answers", "--task.name", "squad/v2.0") as server:
+        (found,) = server.answers("/answers/answer", {"questions": [{"question": TEXTS[0], "context": TEXTS[1]}]})
+    assert "" in [one["text"] for one in found["candidates"]]
+    for source, code in ((models.fill, "option-without-effect"), (models.classify, "fixed-setting")):
+        ended = command_line("serve", source, "--port", 0, "--task.name", "squad/v2.0", check=False)
+        assert ended.code == 2
+        assert f"[{code}]" in ended.err
+
+
 def test_weights_that_do_not_say_enough_are_refused(models: Models, tmp_path: Path) -> None:
     write_with_transformers(tmp_path / "class", "class", models)
     config = json.loads((tmp_path / "class" / "config.json").read_text())
