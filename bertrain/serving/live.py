@@ -74,12 +74,10 @@ class LiveReports:
             ago = "" if seen["last_word_s"] is None else f"{duration(seen['last_word_s'])} ago"
             rows.append([link, state_text(seen), step_text(seen, bar_width=0), loss, ago])
         headings = ["run", "state", "step", "loss", "last output"]
-        content = [
-            parts.table("Runs", headings, rows, style=""),
-            parts.paragraph(LINK.format("/compare", "Compare all")),
-        ]
-        sections = {"Runs": content}
-        return render_page(self.name, self.name, sections, source="the run folders", refresh_s=self.every_s)
+        content = [parts.table("Runs", headings, rows, style="")]
+        if len(runs) > 1:
+            content.append(parts.paragraph(LINK.format("/compare", "Compare all")))
+        return render_page(self.name, self.name, {"Runs": content}, source="the run folders", refresh_s=self.every_s)
 
     def _report(self, path: str, runs: Sequence[Path]) -> str:
         """The report of some runs; those without steps are left out of a comparison."""

@@ -63,7 +63,7 @@ def test_a_look_worked_out_by_hand(run: Path) -> None:
     assert seen["loss_curve"] == [8.0, 4.0, None, 2.0]
     assert (seen["evaluation"]["f1"], seen["checkpoint"], seen["starts"]) == (0.75, 8, 1)
     lines = dict(describe(seen))
-    assert lines["step"] == f"{'█' * 15}{'░' * 15}  4 of 8  50.0%  2 s left"
+    assert lines["step"] == f"{'█' * 15}{'░' * 15}  4 of 8, 50.0%, 2 s left"
     assert lines["rate"] == "300 tokens/s  500.0 ms per step"
     assert lines["now"] == "loss 4.6667  accuracy 50.00%  learning rate 1.00e-01"
     assert lines["evaluation"] == "step 2: f1 0.7500"
@@ -96,7 +96,7 @@ def test_it_looks_at_whatever_is_there(run: Path) -> None:
         (run / name).unlink()
     seen = look(run)
     assert (seen["step"], seen["last_word_s"], seen["loss_curve"], seen["ranks"]) == (0, None, [], [])
-    assert dict(describe(seen))["step"].endswith("0 of 8  0.0%")
+    assert dict(describe(seen))["step"].endswith("0 of 8, 0.0%")
     write(run, step(1))
     with open(run / "metrics.jsonl", "ab") as file:
         file.write(b'\0\0\n[]\n{"kind": 5, "step": 2}\n{"kind": "step", "st')
