@@ -27,9 +27,9 @@ SUMS, CASTS, DATA, EXCHANGE, OTHER = "sums over rows", "casts and copies", "data
 IDLE = "idle between launches"
 
 KERNELS = {
-    costs.ATTENTION: ("_plan_kernel", "_attention_", "_backward_query", "_backward_key"),
-    costs.NORM: ("_norm_",),
-    costs.GELU: ("_gelu_",),
+    costs.ATTENTION: ("_plan_kernel", "_attention_", "_backward_query", "_backward_key", "_rotate_"),
+    costs.NORM: ("_norm_", "_prenorm_"),
+    costs.GELU: ("_gelu_", "_geglu_"),
     costs.EMBEDDINGS: ("_embed_", "_position_kernel", "_add_rows"),
     costs.HEADS: ("_rows_kernel", "_cross_entropy"),
     costs.OPTIMIZER: ("_lamb_",),
