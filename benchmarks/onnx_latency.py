@@ -30,7 +30,7 @@ from bertrain.base.machine import cpu_name
 from bertrain.data.feed.assemble import assemble_batch
 from bertrain.data.feed.batching import Capacity, choose_policy
 from bertrain.data.formats.block import Block, Masks
-from bertrain.model.bert import Bert
+from bertrain.model.families import new_model
 from bertrain.weights import onnx as onnx_folder
 from bertrain.weights.onnx_graph import INPUTS
 from bertrain.weights.source import read_weights
@@ -64,12 +64,13 @@ def open_systems(folder: Path, work: Path, threads: int) -> dict[str, Callable[[
     """Each system as a function of the words of a batch, [rows, columns]."""
     weights = read_weights(folder)
     theirs = transformers.AutoModel.from_pretrained(folder).eval()
-    ours = Bert(weights.settings)
+    ours = new_model(weights.settings)
     ours.load_state_dict(weights.tensors, strict=False)  # the heads, which the encoder does not run, stay random
     ours.eval()
 
     def run_onnx(session: Any, words: np.ndarray) -> object:
-        return session.run(None, dict(zip(INPUTS, (words, np.ones_like(words), np.zeros_like(words)), strict=True)))
+        inputs = dict(zip(INPUTS, (words, np.ones_like(words), np.zeros_like(words)), strict=True))
+        return session.run(None, {value.name: inputs[value.name] for value in session.get_inputs()})
 
     def run_theirs(words: np.ndarray) -> object:
         ids = torch.from_numpy(words)

@@ -98,7 +98,8 @@ def export(
         _refuse_without_vocabulary(weights, source)
         huggingface.write_folder(Path(out), weights, pad_vocab_to=padding)
         return Path(out)
-    _refuse_other_family(weights, to)
+    if (family := weights.settings.family) != "bert":
+        raise UserError("other-family", f"--to nvidia writes BERT, not model.family {family}; use --to huggingface")
     needs = "NVIDIA's programs load only models with both pre-training heads"
     if weights.settings.head != "pretrain":
         raise UserError("no-pretraining-head", f"{source} is fine-tuned; {needs}")
@@ -113,7 +114,6 @@ def _export_onnx(source: str | Path, out: Path, which: str, precision: str) -> P
     if chosen is None:
         raise UserError("unknown-precision", f"--precision is {precision!r}; use {', '.join(onnx.PRECISIONS)}")
     weights = read_weights(source, which)
-    _refuse_other_family(weights, "onnx")
     if weights.settings.head == "pretrain":
         _refuse_incomplete_encoder(weights)  # an encoder without heads is exported as such
     else:
@@ -122,12 +122,6 @@ def _export_onnx(source: str | Path, out: Path, which: str, precision: str) -> P
     agreement = onnx.write_folder(out, weights, chosen)
     remark(f"checked in onnxruntime: {agreement.describe()}")
     return out
-
-
-def _refuse_other_family(weights: Weights, to: str) -> None:
-    family = weights.settings.family
-    if family != "bert":
-        raise UserError("other-family", f"--to {to} writes BERT, not model.family {family}; use --to huggingface")
 
 
 def _refuse_without_vocabulary(weights: Weights, source: str | Path) -> None:

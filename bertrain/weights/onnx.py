@@ -10,15 +10,20 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Literal, get_args
+
+from torch import Tensor
 
 from bertrain import __version__
 from bertrain.base.extras import import_extra
 from bertrain.base.files import new_folder, refuse_occupied
+from bertrain.config.settings import ModelSettings
+from bertrain.weights import onnx_bert, onnx_modern
 from bertrain.weights.huggingface import to_huggingface, write_companions
 from bertrain.weights.onnx_check import Agreement, check_file
-from bertrain.weights.onnx_graph import build_graph
+from bertrain.weights.onnx_graph import FloatType, Graph
 from bertrain.weights.tensors import Weights
 
 MODEL = "model.onnx"
@@ -26,6 +31,7 @@ EXTERNAL_SUFFIX = "_data"  # tensors beside the graph; Optimum and Transformers.
 MAX_FILE_BYTES = 2_000_000_000  # a protobuf message must be smaller than 2 GiB, and the nodes need some of it
 Precision = Literal["fp32", "fp16", "int8"]
 PRECISIONS: tuple[Precision, ...] = get_args(Precision)
+FAMILIES = {"bert": onnx_bert, "modern": onnx_modern}
 
 
 def write_folder(out: Path, weights: Weights, precision: Precision) -> Agreement:
@@ -37,11 +43,18 @@ def write_folder(out: Path, weights: Weights, precision: Precision) -> Agreement
         for form in forms:  # fp32 first: the rounding of fewer bits would hide an error of the graph itself
             for written in folder.iterdir():
                 written.unlink()
-            model = build_graph(tensors, weights.settings, "float16" if form == "fp16" else "float32", __version__)
+            model = build_graph(tensors, weights.settings, "float16" if form == "fp16" else "float32")
             save(model, folder / MODEL, is_quantized=form == "int8")
             agreement = check_file(folder / MODEL, weights, form)
         write_companions(folder, weights, weights.settings)
         return agreement
+
+
+def build_graph(tensors: Mapping[str, Tensor], settings: ModelSettings, float_type: FloatType) -> Any:
+    """The ModelProto of an encoder with its head, from tensors under Hugging Face's names."""
+    graph, family = Graph(tensors, settings, float_type), FAMILIES[settings.family]
+    family.HEADS[settings.head](graph, family.encode(graph))
+    return graph.model(__version__)
 
 
 def save(model: Any, path: Path, *, is_quantized: bool = False) -> None:

@@ -20,13 +20,14 @@ from bertrain.data.feed.assemble import assemble_batch
 from bertrain.data.feed.batching import Capacity, choose_policy
 from bertrain.data.formats.block import Block, Masks, flat_ranges
 from bertrain.model.batch import IGNORED, Batch
-from bertrain.model.bert import Bert
+from bertrain.model.encoder import EncoderModel
+from bertrain.model.families import new_model
 from bertrain.model.heads import SentenceHead
 from bertrain.weights.onnx_graph import INPUTS
 from bertrain.weights.tensors import Weights
 
-SHAPES = ((1, 1), (1, 7), (5, 33), (2, 128), (1, 512))
-"""Rows and columns of the inputs; columns beyond the model's positions are cut off."""
+SHAPES = ((1, 1), (1, 7), (5, 33), (2, 128), (1, 777))
+"""Rows and columns of the inputs; columns beyond the model's positions are cut off. BERT's longest are 512."""
 
 
 @dataclass(frozen=True)
@@ -77,7 +78,7 @@ def check_file(path: Path, weights: Weights, precision: str) -> Agreement:
 
 @torch.no_grad()
 def compare(path: Path, weights: Weights) -> Agreement:
-    model = Bert(replace(weights.settings, nsp=True))
+    model = new_model(replace(weights.settings, nsp=True))
     model.load_state_dict(weights.tensors, strict=False)  # heads that the weights lack are not outputs of the file
     session = open_session(path)
     outputs = {output.name: "sequence" in output.shape for output in session.get_outputs()}  # name: has a row per token
@@ -86,7 +87,8 @@ def compare(path: Path, weights: Weights) -> Agreement:
     theirs: dict[str, list[np.ndarray]] = {name: [] for name in outputs}
     for rows, columns in SHAPES:
         batch, inputs = random_inputs(weights, rows, min(columns, weights.settings.max_positions), draw)
-        found = dict(zip(outputs, session.run(None, inputs), strict=True))
+        fed = {value.name: inputs[value.name] for value in session.get_inputs()}
+        found = dict(zip(outputs, session.run(None, fed), strict=True))
         for name, values in our_outputs(model.eval(), batch, list(outputs)).items():
             is_token = inputs["attention_mask"] == 1
             ours[name].append((values if outputs[name] else values[batch.is_real]).numpy())
@@ -127,7 +129,7 @@ def random_inputs(
     return batch, dict(zip(INPUTS, (words, mask.astype(np.int64), segments.astype(np.int64)), strict=True))
 
 
-def our_outputs(model: Bert, batch: Batch, names: list[str]) -> dict[str, Tensor]:
+def our_outputs(model: EncoderModel, batch: Batch, names: list[str]) -> dict[str, Tensor]:
     """Our values of the outputs with these names: a row for each token, or for each sequence slot."""
     if "last_hidden_state" in names:
         hidden = model.encode(batch)

@@ -53,7 +53,7 @@ def test_the_page_runs_as_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     page = (DOCS / "how-to-modernbert.md").read_text()
     commands = [words_of(command) for command, is_whole in commands_of(page) if is_whole]
     verbs = [words[0] for words in commands]
-    assert verbs == ["train", "data", "pretrain", "fill-mask", "finetune", "weights", "pretrain", "anneal"]
+    assert verbs == ["train", "data", "pretrain", "fill-mask", "finetune", "weights", "weights", "pretrain", "anneal"]
     for words in commands:
         shorter = {
             "train": SHORTER, "pretrain": SHORTER, "finetune": SHORTER, "anneal": ("--max-samples", "40"),

@@ -19,7 +19,7 @@ from bertrain.weights import onnx as onnx_folder
 from bertrain.weights.export import export
 from bertrain.weights.huggingface import to_huggingface, write_folder
 from bertrain.weights.onnx_check import check_file, compare, open_session
-from bertrain.weights.onnx_graph import HEADS, INPUTS, OPSET, build_graph
+from bertrain.weights.onnx_graph import INPUTS, OPSET
 from bertrain.weights.tensors import Weights
 from tests import helpers
 
@@ -39,17 +39,21 @@ CLASSES = {
     "encoder without pooler": "BertModel",
 }
 NAMES = {"logits": "prediction_logits"}  # an output's name here, and in Transformers' model for pre-training
+FAMILIES: dict[str, dict[str, Any]] = {
+    "bert": {"hidden_size": 15},
+    # Windows of 3 to each side in the second layer; pairs of a head's elements are rotated, so it has six.
+    "modern": {"hidden_size": 18, "family": "modern", "nsp": False, "local_window": 6, "global_every": 2},
+}  # three heads each
+both_families = pytest.mark.parametrize("family", list(FAMILIES))
 
 
-def random_weights(folder: Path, kind: str, *, layers: int = 2, seed: int = 1) -> Weights:
-    """A model of odd sizes, every tensor random: three heads of five, seven segments of nothing round."""
+def random_weights(folder: Path, kind: str, family: str = "bert", **fields: Any) -> Weights:
+    """A model of odd sizes, every tensor random."""
     words = tuple(helpers.write_vocabulary(folder / "vocab.txt").read_text().split())
     head = "pretrain" if kind.startswith("encoder") else kind
-    settings = ModelSettings(
-        vocab_size=len(words), hidden_size=15, num_layers=layers, num_heads=3, intermediate_size=37,
-        max_positions=19, head=head, num_labels=3,
-    )  # fmt: skip
-    tensors = {name: tensor.detach() for name, tensor in helpers.build_model(settings, seed).named_parameters()}
+    sizes = {"num_layers": 2, "num_heads": 3, "intermediate_size": 37, "max_positions": 19} | FAMILIES[family] | fields
+    settings = ModelSettings(vocab_size=len(words), head=head, num_labels=3, **sizes)
+    tensors = {name: tensor.detach() for name, tensor in helpers.build_model(settings, 1).named_parameters()}
     if kind.startswith("encoder"):
         left_out = ("masked_words.", "next_sentence.classify.") + (("next_sentence.",) if "without" in kind else ())
         tensors = {name: tensor for name, tensor in tensors.items() if not name.startswith(left_out)}
@@ -69,6 +73,7 @@ def padded_inputs(rows: int, columns: int, words: int, seed: int = 0) -> dict[st
 def assert_same(session: Any, twin: Any, inputs: dict[str, np.ndarray], tolerance: float) -> set[str]:
     """Compare every output on real rows; returns the names."""
     outputs = session.get_outputs()
+    inputs = {value.name: inputs[value.name] for value in session.get_inputs()}
     found = dict(zip([output.name for output in outputs], session.run(None, inputs), strict=True))
     with torch.no_grad():
         theirs = twin(**{name: torch.from_numpy(value) for name, value in inputs.items()})
@@ -82,43 +87,68 @@ def assert_same(session: Any, twin: Any, inputs: dict[str, np.ndarray], toleranc
     return set(found)
 
 
-@pytest.mark.parametrize("kind", list(CLASSES))
-def test_every_head_at_every_shape_equals_transformers(tmp_path: Path, kind: str) -> None:
-    weights = random_weights(tmp_path, kind)
+@pytest.mark.parametrize(
+    ("family", "kind", "pooling"),
+    [("bert", kind, "mean") for kind in CLASSES]
+    + [("modern", kind, "mean") for kind in CLASSES if kind != "encoder without pooler"]
+    + [("modern", "classify", "cls")],
+)
+def test_every_head_at_every_shape_equals_transformers(tmp_path: Path, family: str, kind: str, pooling: str) -> None:
+    weights = random_weights(tmp_path, kind, family, pooling=pooling)
     agreement = onnx_folder.write_folder(tmp_path / "onnx", weights, "fp32")
     assert agreement.mean_square_error < 1e-5
     assert agreement.same_choice > 0.99
     write_folder(tmp_path / "theirs", weights)
-    twin = getattr(transformers, CLASSES[kind]).from_pretrained(tmp_path / "theirs").eval()
+    is_modern = family == "modern"
+    theirs = (
+        CLASSES[kind].replace("PreTraining", "MaskedLM").replace("Bert", "ModernBert") if is_modern else CLASSES[kind]
+    )
+    twin = getattr(transformers, theirs).from_pretrained(tmp_path / "theirs").eval()
     session = open_session(tmp_path / "onnx" / "model.onnx")
     names = set()
     for rows, columns in itertools.product(range(1, 6), range(1, 20)):
         inputs = padded_inputs(rows, columns, weights.settings.vocab_size, seed=rows * columns)
         names = assert_same(session, twin, inputs, 1e-4)
     assert names == {
-        "pretrain": {"logits", "seq_relationship_logits"},
+        "pretrain": {"logits"} if is_modern else {"logits", "seq_relationship_logits"},
         "span": {"start_logits", "end_logits"},
-        "encoder": {"last_hidden_state", "pooler_output"},
+        "encoder": {"last_hidden_state"} if is_modern else {"last_hidden_state", "pooler_output"},
         "encoder without pooler": {"last_hidden_state"},
         "embed": {"last_hidden_state"},
     }.get(kind, {"logits"})
     with pytest.raises(Exception, match="20"):  # more columns than positions
-        session.run(None, padded_inputs(1, 20, 10))
+        assert_same(session, twin, padded_inputs(1, 20, 10), 1e-4)
 
 
 def test_every_head_has_a_graph() -> None:
     from typing import get_args, get_type_hints
 
-    assert set(HEADS) == set(get_args(get_type_hints(ModelSettings)["head"]))
+    assert set(onnx_folder.FAMILIES) == set(FAMILIES)
+    for family in onnx_folder.FAMILIES.values():
+        assert set(family.HEADS) == set(get_args(get_type_hints(ModelSettings)["head"]))
 
 
 @pytest.mark.parametrize("precision", onnx_folder.PRECISIONS)
-def test_padding_does_not_change_a_row(tmp_path: Path, precision: onnx_folder.Precision) -> None:
+def test_texts_much_longer_than_the_window(tmp_path: Path, precision: onnx_folder.Precision) -> None:
+    """Also lengths of nothing round."""
+    weights = random_weights(tmp_path, "tag", "modern", max_positions=2100, num_layers=3, local_window=128)
+    onnx_folder.write_folder(tmp_path / "onnx", weights, precision)
+    write_folder(tmp_path / "theirs", weights)
+    twin = transformers.ModernBertForTokenClassification.from_pretrained(tmp_path / "theirs").eval()
+    session = open_session(tmp_path / "onnx" / "model.onnx")
+    tolerance = {"fp32": 1e-4, "fp16": 0.02, "int8": 0.5}[precision]
+    for rows, columns in ((1, 2099), (3, 129), (2, 1301)):
+        assert_same(session, twin, padded_inputs(rows, columns, weights.settings.vocab_size), tolerance)
+
+
+@both_families
+@pytest.mark.parametrize("precision", onnx_folder.PRECISIONS)
+def test_padding_does_not_change_a_row(tmp_path: Path, precision: onnx_folder.Precision, family: str) -> None:
     """Other words in the padding change nothing; in int8 they change only the scale of the batch."""
-    weights = random_weights(tmp_path, "classify")
+    weights = random_weights(tmp_path, "classify", family)
     onnx_folder.write_folder(tmp_path / "onnx", weights, precision)
     session = open_session(tmp_path / "onnx" / "model.onnx")
-    inputs = padded_inputs(4, 17, 40)
+    inputs = {value.name: padded_inputs(4, 17, 40)[value.name] for value in session.get_inputs()}
     (first,) = session.run(None, inputs)
     other = inputs | {"input_ids": np.where(inputs["attention_mask"] == 1, inputs["input_ids"], 41)}
     assert (other["input_ids"] != inputs["input_ids"]).any()
@@ -127,14 +157,19 @@ def test_padding_does_not_change_a_row(tmp_path: Path, precision: onnx_folder.Pr
     assert np.isfinite(session.run(None, inputs | {"attention_mask": np.zeros((4, 17), np.int64)})[0]).all()
 
 
+@both_families
 @pytest.mark.parametrize("precision", ["fp16", "int8"])
 @pytest.mark.parametrize("kind", ["pretrain", "regress", "span"])
-def test_smaller_precisions(tmp_path: Path, kind: str, precision: onnx_folder.Precision) -> None:
-    weights = random_weights(tmp_path, kind)
+def test_smaller_precisions(tmp_path: Path, kind: str, precision: onnx_folder.Precision, family: str) -> None:
+    weights = random_weights(tmp_path, kind, family)
     agreement = onnx_folder.write_folder(tmp_path / "onnx", weights, precision)
     assert agreement.mean_square_error > 1e-5, "it is not fp32"
     model = onnx.load(tmp_path / "onnx" / "model.onnx")
-    types = {onnx.TensorProto.DataType.Name(tensor.data_type) for tensor in model.graph.initializer}
+    kinds = {tensor.name: onnx.TensorProto.DataType.Name(tensor.data_type) for tensor in model.graph.initializer}
+    # Angles are computed in float32. A CPU, which has no cosine in 16 bits, would not show it.
+    angles = {kinds.pop(name) for name in ("global frequencies", "local frequencies", "signs") if name in kinds}
+    assert angles == ({"FLOAT"} if family == "modern" else set())
+    types = set(kinds.values())
     operators = {node.op_type for node in model.graph.node}
     if precision == "fp16":
         assert types == {"FLOAT16", "INT64"}
@@ -143,13 +178,14 @@ def test_smaller_precisions(tmp_path: Path, kind: str, precision: onnx_folder.Pr
         assert {"MatMulInteger", "DynamicQuantizeLinear", "MatMul"} <= operators, "attention stays in fp32"
 
 
-def test_a_folder_is_found_by_tokenizer_and_config(tmp_path: Path) -> None:
-    weights = replace(random_weights(tmp_path, "classify"), labels=("bad", "fair", "good"))
+@both_families
+def test_a_folder_is_found_by_tokenizer_and_config(tmp_path: Path, family: str) -> None:
+    weights = replace(random_weights(tmp_path, "classify", family), labels=("bad", "fair", "good"))
     onnx_folder.write_folder(tmp_path / "onnx", weights, "fp32")
     files = {path.name for path in (tmp_path / "onnx").iterdir()}
     assert files == {"model.onnx", "config.json", "tokenizer.json", "tokenizer_config.json", "vocab.txt"}
     config = transformers.AutoConfig.from_pretrained(tmp_path / "onnx")
-    assert config.architectures == ["BertForSequenceClassification"]
+    assert config.architectures == [{"bert": "", "modern": "Modern"}[family] + "BertForSequenceClassification"]
     assert config.id2label == {0: "bad", 1: "fair", 2: "good"}
     tokenizer = transformers.AutoTokenizer.from_pretrained(tmp_path / "onnx")
     encoded = tokenizer(["bato ketose lida", "nuse"], ["mofu", "rago ra ba"], padding=True, return_tensors="np")
@@ -179,7 +215,7 @@ def test_a_damaged_graph_is_refused(tmp_path: Path, precision: onnx_folder.Preci
         ]
     for damage in damages:
         float_type: Any = "float16" if precision == "fp16" else "float32"
-        model = build_graph(tensors | damage, weights.settings, float_type, "0")
+        model = onnx_folder.build_graph(tensors | damage, weights.settings, float_type)
         onnx_folder.save(model, tmp_path / "damaged.onnx", is_quantized=precision == "int8")
         with helpers.refused("export-differs", precision):
             check_file(tmp_path / "damaged.onnx", weights, precision)
@@ -188,13 +224,26 @@ def test_a_damaged_graph_is_refused(tmp_path: Path, precision: onnx_folder.Preci
         check_file(tmp_path / "damaged.onnx", weights, precision)
 
 
+@pytest.mark.parametrize(
+    "other", [{"local_window": 8}, {"global_every": 1}, {"global_theta": 5000.0}, {"local_theta": 500.0}], ids=str
+)
+def test_a_graph_with_another_window_or_angle_is_refused(tmp_path: Path, other: dict[str, Any]) -> None:
+    weights = random_weights(tmp_path, "pretrain", "modern")
+    model = onnx_folder.build_graph(to_huggingface(weights), replace(weights.settings, **other), "float32")
+    onnx_folder.save(model, tmp_path / "other.onnx")
+    with helpers.refused("export-differs", "fp32"):
+        check_file(tmp_path / "other.onnx", weights, "fp32")
+
+
+@both_families
 @pytest.mark.parametrize("precision", onnx_folder.PRECISIONS)
 def test_a_refused_export_leaves_nothing_behind(
-    tmp_path: Path, precision: onnx_folder.Precision, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, precision: onnx_folder.Precision, family: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """One lost tensor, whose effect is smaller than int8's rounding, in any precision."""
-    weights = random_weights(tmp_path, "pretrain")
-    damaged, lost = to_huggingface(weights), "bert.encoder.layer.1.output.dense.weight"
+    weights = random_weights(tmp_path, "pretrain", family)
+    damaged = to_huggingface(weights)
+    lost = {"bert": "bert.encoder.layer.1.output.dense.weight", "modern": "model.layers.1.mlp.Wo.weight"}[family]
     damaged[lost] = torch.zeros_like(damaged[lost])
     monkeypatch.setattr(onnx_folder, "to_huggingface", lambda _: damaged)
     before = set(tmp_path.iterdir())
@@ -203,12 +252,13 @@ def test_a_refused_export_leaves_nothing_behind(
     assert set(tmp_path.iterdir()) == before
 
 
+@both_families
 @pytest.mark.parametrize("precision", onnx_folder.PRECISIONS)
 def test_large_models_keep_tensors_in_a_second_file(
-    tmp_path: Path, precision: onnx_folder.Precision, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, precision: onnx_folder.Precision, family: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As one of over 2 GB would."""
-    weights = random_weights(tmp_path, "span")
+    weights = random_weights(tmp_path, "span", family)
     monkeypatch.setattr(onnx_folder, "MAX_FILE_BYTES", 1000)
     onnx_folder.write_folder(tmp_path / "large", weights, precision)
     assert (tmp_path / "large" / "model.onnx_data").is_file() or precision == "int8"
@@ -216,14 +266,16 @@ def test_large_models_keep_tensors_in_a_second_file(
     monkeypatch.setattr(onnx_folder, "MAX_FILE_BYTES", 10**9)
     onnx_folder.write_folder(tmp_path / "small", weights, precision)
     assert not list((tmp_path / "small").glob("*data"))
-    inputs = padded_inputs(3, 11, 40)
-    one, two = (open_session(tmp_path / name / "model.onnx").run(None, inputs) for name in ("moved", "small"))
+    sessions = [open_session(tmp_path / name / "model.onnx") for name in ("moved", "small")]
+    inputs = {value.name: padded_inputs(3, 11, 40)[value.name] for value in sessions[0].get_inputs()}
+    one, two = (session.run(None, inputs) for session in sessions)
     for first, second in zip(one, two, strict=True):
         assert np.array_equal(first, second)
 
 
-def test_command_line_and_refusals(tmp_path: Path) -> None:
-    weights = random_weights(tmp_path, "classify")
+@both_families
+def test_command_line_and_refusals(tmp_path: Path, family: str) -> None:
+    weights = random_weights(tmp_path, "classify", family)
     write_folder(tmp_path / "weights", weights)
     done = CliRunner().invoke(
         cli.app, ["export", str(tmp_path / "weights"), "--to", "onnx", "--out", str(tmp_path / "onnx")]

@@ -109,8 +109,6 @@ def test_the_family_is_that_of_the_weights(data: Path, tmp_path: Path) -> None:
         resolved(data, init=str(folder), model__family="bert")
     with helpers.refused("other-family", "modern", "nvidia"):
         export(folder, tmp_path / "out", to="nvidia")
-    with helpers.refused("other-family", "modern", "onnx"):
-        export(folder, tmp_path / "out", to="onnx")
 
 
 def test_a_learning_rate_for_new_models_is_remarked_on(data: Path, weights: Path) -> None:
