@@ -19,7 +19,7 @@ from typing import Any, Literal, get_args, get_origin, get_type_hints
 
 from bertrain.base.errors import UserError, nearest
 from bertrain.base.schema import JsonError, load_json
-from bertrain.config import modernbert
+from bertrain.config import modernbert, roberta
 from bertrain.config.choices import Family
 from bertrain.config.recipe import Recipe, load_recipe, read_text, read_toml
 from bertrain.config.sections import FAMILY_DEFAULTS
@@ -271,11 +271,18 @@ def _read_bert_config(path: Path) -> dict[str, Any]:
     if raw.get("hidden_act", "gelu") != "gelu":
         activation = raw["hidden_act"]
         raise UserError("unsupported-activation", f"{path} (model.config) has activation {activation!r}, not 'gelu'")
-    return {ours: raw[theirs] for theirs, ours in BERT_CONFIG_KEYS.items() if theirs in raw}
+    fields = {ours: raw[theirs] for theirs, ours in BERT_CONFIG_KEYS.items() if theirs in raw}
+    if raw.get("model_type") == roberta.MODEL_TYPE:
+        return roberta.adapt_fields(fields, raw, path)
+    if fields.get("num_segments") == 1:
+        raise UserError(
+            "not-a-bert", f"{path} has type_vocab_size 1, as RoBERTa has, but another model_type; BERT has 2"
+        )
+    return fields
 
 
 def model_from_bert_config(path: Path) -> ModelSettings:
-    """The model that a bert_config.json (or a Hugging Face config.json of BERT or ModernBERT) describes."""
+    """The model that a bert_config.json (or a Hugging Face config.json of BERT, RoBERTa or ModernBERT) describes."""
     return ModelSettings(**_checked("model", _read_bert_config(path))).check()
 
 

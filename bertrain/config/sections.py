@@ -68,7 +68,12 @@ class ModelSettings:
     num_heads: int = setting(12, "attention heads; must divide hidden_size", min=1)
     intermediate_size: int = setting(3072, "width of the feed-forward layer", min=1)
     max_positions: int = setting(512, "the longest sequence, in tokens; bert: position embeddings", min=3)
-    num_segments: int = setting(2, "bert: segment (token type) embeddings", min=2, family="bert")
+    num_segments: int = setting(
+        2,
+        "bert: segment (token type) embeddings; 1: RoBERTa, which has no next-sentence prediction",
+        min=1,
+        family="bert",
+    )
     global_every: int = setting(
         3, "modern: every so many layers, from the first on, attend to all tokens", min=1, family="modern"
     )
@@ -125,6 +130,11 @@ class ModelSettings:
         is_local = [self.family == "modern" and number % self.global_every > 0 for number in range(self.num_layers)]
         return tuple(self.local_window // 2 if local else None for local in is_local)
 
+    @property
+    def is_roberta(self) -> bool:
+        """Whether weights are read and written as RoBERTa's (config/roberta.py)."""
+        return self.family == "bert" and self.num_segments == 1
+
     def check(self) -> ModelSettings:
         """Refuse a model that cannot be built; returns itself."""
         heads, width = self.num_heads, self.hidden_size
@@ -133,6 +143,8 @@ class ModelSettings:
         if self.family == "modern" and self.head_size % 2:
             odd = f"heads of {self.head_size} are odd; model.family modern rotates pairs of their elements"
             raise UserError("indivisible-heads", f"{odd}; change model.num_heads {heads} or model.hidden_size {width}")
+        if self.is_roberta and self.nsp and self.head == "pretrain":
+            raise UserError("other-family", "model.num_segments 1 is RoBERTa, without pairs: set --model.nsp false")
         usual = FAMILY_DEFAULTS[self.family]
         for item in fields(self):
             owner, value = item.metadata["family"], getattr(self, item.name)

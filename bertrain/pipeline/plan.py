@@ -14,7 +14,6 @@ from typing import Literal, get_args
 from bertrain.base.errors import UserError
 from bertrain.base.formatting import duration, wrap
 from bertrain.base.units import parse_duration
-from bertrain.config.choices import Family
 from bertrain.config.model_size import count_parameters, training_flops
 from bertrain.config.resolve import resolve
 from bertrain.config.settings import Settings
@@ -122,12 +121,12 @@ def make_plan(
     budget: str,
     size: Size = "auto",
     init: str = "",
-    family: Family = "bert",
+    no_pairs: str = "",
     given: Mapping[str, str] | None = None,
 ) -> Plan:
     """Choose for a text, a machine and a budget. `given` are settings of the user, which stand above every choice.
 
-    `family` is that of the weights `init`.
+    `no_pairs` is the reason why the weights `init` learn no sentence pairs, if they do not.
     """
     refuse_too_little(text)
     given, typed = dict(given or {}), tuple(given or {})
@@ -135,7 +134,7 @@ def make_plan(
         given = {"batch.sequences": "0", "batch.tokens": "0"} | given
     seconds = parse_duration(budget, "--budget")
     length = given.get("data.max_seq_length") or ("512" if seconds > LONG_RUN_S and machine.is_gpu else "128")
-    has_pairs = family == "bert" and text.sentences >= 2 * text.documents
+    has_pairs = not no_pairs and text.sentences >= 2 * text.documents
     overrides = {"data.max_seq_length": length, "model.nsp": str(has_pairs).lower()}
     if not init:
         overrides["model.max_positions"] = length  # others would never be trained
@@ -187,9 +186,7 @@ def make_plan(
         Choice(
             "next sentence",
             "yes" if has_pairs else "no",
-            f"{text.sentences / text.documents:.1f} sentences in a document; pairs need 2"
-            if family == "bert"
-            else f"model.family {family} has none",
+            no_pairs or f"{text.sentences / text.documents:.1f} sentences in a document; pairs need 2",
         ),
     ]
     if init:

@@ -34,7 +34,7 @@ from bertrain.base.files import write_atomically
 from bertrain.base.formatting import BASELINE, compact, duration, show_brief, title_of, wrap
 from bertrain.base.machine import is_first_rank, under_launcher
 from bertrain.base.schema import Count, JsonError, check_value, load_json
-from bertrain.config.choices import DocumentEnd, Family, OnError
+from bertrain.config.choices import DocumentEnd, OnError
 from bertrain.config.model_size import count_parameters
 from bertrain.config.resolve import to_toml
 from bertrain.config.settings import Settings
@@ -198,17 +198,19 @@ def _choose(counts: Mapping[str, int], request: Request, nproc: int) -> Plan:
         budget=request.budget,
         size=request.size,
         init=request.init,
-        family=_family_of(request.init),
+        no_pairs=_why_no_pairs(request.init),
         given=request.settings(of_task=False),
     )
 
 
-def _family_of(init: str) -> Family:
-    """The family of the weights to begin with; those of the Hub, which are not here yet, are taken for a BERT."""
+def _why_no_pairs(init: str) -> str:
+    """Why the weights to begin with learn no sentence pairs; those of the Hub, not here yet, are taken for a BERT."""
     from bertrain.weights.source import open_source
 
     settings = None if not init or init.startswith(PREFIX) else open_source(init, hashes=False).settings
-    return "bert" if settings is None else settings.family
+    if settings is None or (settings.family == "bert" and not settings.is_roberta):
+        return ""
+    return "RoBERTa has none" if settings.is_roberta else f"model.family {settings.family} has none"
 
 
 # --- text to examples -------------------------------------------------------------------------------------------

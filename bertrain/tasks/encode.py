@@ -1,4 +1,7 @@
-"""Tokenize texts, or pairs of texts, into a Block: [CLS] a [SEP], or [CLS] a [SEP] b [SEP]."""
+"""Tokenize texts, or pairs of texts, into a Block: [CLS] a [SEP], or [CLS] a [SEP] b [SEP].
+
+Between a and b stand as many [SEP] as the tokenizer has there: two of RoBERTa's.
+"""
 
 from __future__ import annotations
 
@@ -34,11 +37,12 @@ def encode_texts(
         if second is None:
             kept = [np.minimum(lengths[0], max_seq_length - 2)]
         else:
-            kept = list(truncate_pairs(lengths[0], lengths[1], max_seq_length - 3))
+            kept = list(truncate_pairs(lengths[0], lengths[1], max_seq_length - 2 - tokenizer.separators))
         num_truncated += int((np.sum(kept, axis=0) < np.sum(lengths, axis=0)).sum())
         parts = zip(encoded, kept, strict=True)
         segments = [(words, offsets_of(counts)[:-1], keep) for (words, counts), keep in parts]
-        blocks.append(join_segments(vocabulary.id_of("[CLS]"), vocabulary.id_of("[SEP]"), *segments))
+        ends = vocabulary.id_of("[CLS]"), vocabulary.id_of("[SEP]")
+        blocks.append(join_segments(*ends, *segments, separators=tokenizer.separators))
     return concatenate(blocks), num_truncated
 
 

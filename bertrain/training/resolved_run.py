@@ -203,6 +203,7 @@ def fit_to_weights(settings: Settings, begun: Run | None, weights: InitWeights |
     keeps_positions = settings.train.init_positions == "extend" or "model.max_positions" in given
     kept = {"vocab_size", *(["max_positions"] if keeps_positions else [])}
     theirs = {name: getattr(known, name) for name in ARCHITECTURE if name not in kept}
+    theirs |= {"nsp": False} if known.is_roberta else {}
     taken = {name: value for name, value in theirs.items() if value != getattr(model, name)}
     for name, value in taken.items():
         if f"model.{name}" in given:

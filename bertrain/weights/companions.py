@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from bertrain.base import files
 from bertrain.base.errors import UserError
-from bertrain.config.modernbert import MODEL_TYPE as MODERNBERT
+from bertrain.config import modernbert, roberta
 from bertrain.config.resolve import model_from_bert_config
 from bertrain.config.settings import ModelSettings
-from bertrain.data.text.vocabulary import Vocabulary
+from bertrain.data.text.vocabulary import BPE_WORDS, Vocabulary
 
 CONFIGS = ("bert_config.json", "config.json")
 VOCABULARY, TOKENIZER, WORD_PIECES = "vocab.txt", "tokenizer_config.json", "tokenizer.json"
@@ -26,13 +27,12 @@ OURS = "bertrain"  # the field of config.json that holds them as text
 
 def find_model_settings(folder: Path, config: Path | None = None) -> ModelSettings | None:
     """The model in the file `config`, or in the config file of `folder`; None without one."""
-    path = config or next((folder / name for name in CONFIGS if (folder / name).is_file()), None)
+    path = _config_of(folder, config)
     if path is None:
         return None
     fields = read_json(path)
-    if (kind := fields.get("model_type", "bert")) not in ("bert", MODERNBERT):
-        other = {"roberta": "RoBERTa", "xlm-roberta": "XLM-RoBERTa"}.get(str(kind), "this")
-        cure = f"bertrain reads BERT and ModernBERT; use Transformers for {other}"
+    if (kind := fields.get("model_type", "bert")) not in ("bert", roberta.MODEL_TYPE, modernbert.MODEL_TYPE):
+        cure = "bertrain reads BERT, RoBERTa and ModernBERT; use Transformers for this"
         raise UserError("not-bert", f"{path} has model_type {kind!r}; {cure}")
     settings = model_from_bert_config(path)
     positions = fields.get("position_embedding_type", "absolute")
@@ -43,12 +43,23 @@ def find_model_settings(folder: Path, config: Path | None = None) -> ModelSettin
     return replace(settings, **_head_settings(fields, path))
 
 
+def find_num_reserved(folder: Path, config: Path | None = None) -> int:
+    """The rows before the first position in the weights, of which RoBERTa has some."""
+    path = _config_of(folder, config)
+    fields = read_json(path) if path else {}
+    return roberta.num_reserved(fields, path) if path and fields.get("model_type") == roberta.MODEL_TYPE else 0
+
+
+def _config_of(folder: Path, config: Path | None) -> Path | None:
+    return config or next((folder / name for name in CONFIGS if (folder / name).is_file()), None)
+
+
 def _head_settings(fields: dict[str, Any], path: Path) -> dict[str, Any]:
     """The settings of a fine-tuned head, by the architecture that the config names."""
     named = fields.get("architectures")
     if not isinstance(named, list):
         return {}
-    architectures = [str(name).removeprefix("Modern") for name in named]
+    architectures = [re.sub("^(ModernBert|Roberta)", "Bert", str(name)) for name in named]
     if "BertForQuestionAnswering" in architectures:
         return {"head": "span"}
     is_tagger = "BertForTokenClassification" in architectures
@@ -103,7 +114,7 @@ def is_transformers_folder(folder: Path) -> bool:
 
 
 def find_vocabulary(folder: Path, vocab: Path | None = None) -> Vocabulary | None:
-    """The vocabulary in the file `vocab`, or in the vocab.txt or tokenizer.json of `folder`; None without one.
+    """The vocabulary in the file `vocab`, or in the vocab.txt, tokenizer.json or vocab.json of `folder`, if any.
 
     The tokenizer settings in `folder` must be BERT's; for the file `vocab`, only lowercasing is read.
     """
@@ -111,9 +122,10 @@ def find_vocabulary(folder: Path, vocab: Path | None = None) -> Vocabulary | Non
     config = path.parent / TOKENIZER
     rules = read_json(config) if config.is_file() else {}
     if vocab is None and not path.is_file():
-        path = folder / WORD_PIECES
-        if not path.is_file():
+        found = next((folder / name for name in (WORD_PIECES, BPE_WORDS) if (folder / name).is_file()), None)
+        if found is None:
             return None
+        path = found
     if path.suffix == ".json":
         return Vocabulary.load(path, lower_case=rules.get("do_lower_case"))
     vocabulary = Vocabulary.load(path)

@@ -98,8 +98,9 @@ def export(
         _refuse_without_vocabulary(weights, source)
         huggingface.write_folder(Path(out), weights, pad_vocab_to=padding)
         return Path(out)
-    if (family := weights.settings.family) != "bert":
-        raise UserError("other-family", f"--to nvidia writes BERT, not model.family {family}; use --to huggingface")
+    if weights.settings.family != "bert" or weights.settings.is_roberta:
+        kind = "RoBERTa" if weights.settings.is_roberta else f"model.family {weights.settings.family}"
+        raise UserError("other-family", f"--to nvidia writes BERT, not {kind}; use --to huggingface")
     needs = "NVIDIA's programs load only models with both pre-training heads"
     if weights.settings.head != "pretrain":
         raise UserError("no-pretraining-head", f"{source} is fine-tuned; {needs}")

@@ -39,6 +39,7 @@ from bertrain.weights.names import (
     huggingface_names,
     normalize_names,
 )
+from bertrain.weights.roberta import as_roberta, pad_id
 from bertrain.weights.sentence_transformers import SentencePipeline, write_pipeline
 from bertrain.weights.tensors import (
     PADDED_BY_VOCABULARY,
@@ -197,7 +198,7 @@ def write_folder(out: Path, weights: Weights, *, pad_vocab_to: int = 1) -> None:
     settings = replace(weights.settings, vocab_size=len(tensors[words]))
     metadata = {"format": "pt"} | ({} if weights.global_step is None else {GLOBAL_STEP: str(weights.global_step)})
     with new_folder(out) as folder:
-        save_tensors(tensors, folder / MODEL, metadata)
+        save_tensors(as_roberta(tensors, weights) if settings.is_roberta else tensors, folder / MODEL, metadata)
         write_companions(folder, weights, settings)
         if settings.head == "embed":
             length = weights.max_seq_length or settings.max_positions
@@ -206,17 +207,23 @@ def write_folder(out: Path, weights: Weights, *, pad_vocab_to: int = 1) -> None:
 
 def write_companions(folder: Path, weights: Weights, settings: ModelSettings) -> None:
     """Write what Transformers and Optimum read beside the weights: config.json and the tokenizer."""
-    model_type = "bert" if settings.family == "bert" else modernbert.MODEL_TYPE
+    model_type = _class_prefix(settings).lower()
     config: dict[str, Any] = {"architectures": [_architecture(weights)], "model_type": model_type}
     config |= model_config(settings) | _special_ids(weights) | _describe_head(weights)
+    if settings.is_roberta:
+        config["max_position_embeddings"] += config["pad_token_id"] + 1
     if weights.vocabulary is not None:
         write_tokenizer(folder, weights.vocabulary, settings)
     (folder / CONFIGS[1]).write_text(json.dumps(config | {"tie_word_embeddings": True}, indent=2) + "\n")
 
 
 def _special_ids(weights: Weights) -> dict[str, int | None]:
-    """The fields of special tokens. ModernBERT has more, and defaults that are the ids of its own vocabulary."""
+    """The fields of special tokens. Others than BERT have more, with defaults that are the ids of their own words."""
     vocabulary, words = weights.vocabulary, {"pad": "[PAD]"}
+    if weights.settings.is_roberta:
+        words |= {"bos": "[CLS]", "eos": "[SEP]"}
+        if vocabulary is None:
+            return {"pad_token_id": pad_id(weights)}
     if weights.settings.family == "modern":
         words |= {"cls": "[CLS]", "bos": "[CLS]", "sep": "[SEP]", "eos": "[SEP]"}
         if vocabulary is None:
@@ -243,13 +250,17 @@ def write_nvidia(out: Path, weights: Weights, *, pad_vocab_to: int) -> None:
 
 
 def _architecture(weights: Weights) -> str:
-    missing, is_modern = weights.missing, weights.settings.family == "modern"
-    prefix = "ModernBert" if is_modern else "Bert"
+    missing, prefix = weights.missing, _class_prefix(weights.settings)
     if weights.settings.head not in ("embed", "pretrain"):
         return LOADERS[weights.settings.head].replace("AutoModel", prefix)
     if weights.settings.head == "embed" or any(name.startswith("masked_words.") for name in missing):
         return f"{prefix}Model"
-    return f"{prefix}ForMaskedLM" if missing or is_modern else "BertForPreTraining"
+    return f"{prefix}ForMaskedLM" if missing or prefix != "Bert" else "BertForPreTraining"
+
+
+def _class_prefix(settings: ModelSettings) -> str:
+    """How the names of Transformers' classes begin; the model_type is the same in lower case."""
+    return "ModernBert" if settings.family == "modern" else "Roberta" if settings.is_roberta else "Bert"
 
 
 def _describe_head(weights: Weights) -> dict[str, Any]:
@@ -285,7 +296,7 @@ def write_tokenizer(folder: Path, vocabulary: Vocabulary, settings: ModelSetting
         build_pipeline(vocabulary, for_models=True).save(str(folder / "tokenizer.json"))
     # This class reads tokenizer.json; BertTokenizer would build its own, with another longest word.
     config: dict[str, Any] = {"tokenizer_class": "PreTrainedTokenizerFast", "do_lower_case": vocabulary.lower_case}
-    has_segments = settings.family == "bert"
+    has_segments = settings.family == "bert" and not settings.is_roberta
     config["model_input_names"] = ["input_ids", *["token_type_ids"] * has_segments, "attention_mask"]
     config["model_max_length"] = settings.max_positions
     config |= zip(ROLES, vocabulary.special, strict=True)

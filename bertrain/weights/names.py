@@ -94,10 +94,21 @@ COPIES = (
 BUFFERS = ("bert.embeddings.position_ids", "bert.embeddings.token_type_ids")
 """Constants that some versions store with the weights."""
 
+ROBERTA = (
+    ("bert.", "roberta."),
+    ("cls.predictions.transform.dense.", "lm_head.dense."),
+    ("cls.predictions.transform.LayerNorm.", "lm_head.layer_norm."),
+    ("cls.predictions.", "lm_head."),
+)
+"""Prefixes of BERT's names, and RoBERTa's."""
+ROBERTA_CLASSIFIER = (("bert.pooler.dense.", "classifier.dense."), ("classifier.", "classifier.out_proj."))
+"""The same of a head for texts: its first layer is what the pooler is to BERT's."""
+
 PREFIXES = ("module.", "bert_model_segment.", "heads_only_segment.")
 """Of PyTorch's data-parallel wrapper, and of NVIDIA's model in two segments."""
 QUERY_KEY_VALUE = (("q", "query"), ("k", "key"), ("v", "value"))
 VARIANTS = (
+    *((f"^{re.escape(theirs)}", bert) for bert, theirs in ROBERTA_CLASSIFIER + ROBERTA),
     (r"LayerNorm\.gamma$", "LayerNorm.weight"),
     (r"LayerNorm\.beta$", "LayerNorm.bias"),
     (r"\bdense_act\b", "dense"),
@@ -108,7 +119,7 @@ VARIANTS = (
     *((rf"attention\.self\.B{one}$", f"attention.self.{layer}.bias") for one, layer in QUERY_KEY_VALUE),
     (r"intermediate\.dense\.(weight|bias)1$", r"intermediate.dense.\1"),
     (r"intermediate\.dense\.(weight|bias)2$", r"output.dense.\1"),
-)  # older and fused names -> the usual ones: TensorFlow's of LayerNorm, and NVIDIA's of dense layers and attention
+)  # other names -> the usual ones: RoBERTa's, TensorFlow's of LayerNorm, and NVIDIA's of dense layers and attention
 
 
 def _tensorflow_table() -> dict[str, ParameterSlice]:

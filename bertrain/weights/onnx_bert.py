@@ -24,7 +24,9 @@ def encode(graph: Graph) -> str:
 def _embed(graph: Graph) -> str:
     scope = "bert.embeddings"
     words = graph.add("Gather", graph.weight(f"{scope}.word_embeddings.weight"), "input_ids", scope=scope)
-    segments = graph.add("Gather", graph.weight(f"{scope}.token_type_embeddings.weight"), "token_type_ids", scope=scope)
+    table = graph.weight(f"{scope}.token_type_embeddings.weight")
+    segment = graph.integers(0) if graph.settings.num_segments == 1 else "token_type_ids"
+    segments = graph.add("Gather", table, segment, scope=scope)
     positions = graph.first_rows(graph.weight(f"{scope}.position_embeddings.weight"), scope)
     total = graph.add("Add", graph.add("Add", words, segments, scope=scope), positions, scope=scope)
     return graph.norm(total, f"{scope}.LayerNorm")

@@ -125,7 +125,10 @@ def random_inputs(
     block = Block(words[mask], lengths, starts, np.zeros_like(lengths), masks)
     shape = Capacity(len(positions), rows, len(positions))
     policy = choose_policy("budget")
-    batch = assemble_batch(block, policy=policy, shape=shape, max_seq_length=columns, pad_id=0, dropout_seed=0)
+    batch = assemble_batch(
+        block, policy=policy, shape=shape, max_seq_length=columns, pad_id=0, dropout_seed=0,
+        num_segments=weights.settings.num_segments,
+    )  # fmt: skip
     return batch, dict(zip(INPUTS, (words, mask.astype(np.int64), segments.astype(np.int64)), strict=True))
 
 

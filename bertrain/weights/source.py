@@ -23,11 +23,13 @@ from bertrain.weights.companions import (
     FINETUNED_AS,
     find_finetuned_as,
     find_model_settings,
+    find_num_reserved,
     find_vocabulary,
     is_transformers_folder,
 )
 from bertrain.weights.hub import locate, suggest_hub
 from bertrain.weights.names import ParameterSlice, in_other_head
+from bertrain.weights.roberta import drop_reserved
 from bertrain.weights.tensors import (
     PADDED_BY_VOCABULARY,
     POSITIONS,
@@ -79,8 +81,14 @@ def open_source(
         raise UserError("not-a-run", f"--checkpoint {which} selects a checkpoint of a run, but {path} is not a run")
     weights, folder = opened
     settings = find_model_settings(folder, config)
-    finetuned_as = find_finetuned_as(folder, settings)
-    return replace(weights, settings=settings, vocabulary=find_vocabulary(folder, vocab), finetuned_as=finetuned_as)
+    reserved = find_num_reserved(folder, config)
+    return replace(
+        weights,
+        tensors=tuple(drop_reserved(stored, reserved) for stored in weights.tensors),
+        settings=settings,
+        vocabulary=find_vocabulary(folder, vocab),
+        finetuned_as=find_finetuned_as(folder, settings),
+    )
 
 
 def is_checkpoint(path: Path) -> bool:

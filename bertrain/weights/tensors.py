@@ -93,7 +93,8 @@ class Weights:
     @property
     def missing(self) -> list[str]:
         """Tensors of a model with its head, or with both pre-training heads, that the source lacks."""
-        return [name for name in parameter_shapes(replace(self.settings, nsp=True)) if name not in self.tensors]
+        whole = replace(self.settings, nsp=not self.settings.is_roberta)
+        return [name for name in parameter_shapes(whole) if name not in self.tensors]
 
 
 NamedTensors = dict[ParameterSlice, tuple[str, Tensor]]  # tensors and their names in the file, by parameter

@@ -158,7 +158,7 @@ def test_what_lies_beside_the_weights(folder: Path) -> None:
     config, vocabulary, tokenizer = (folder / name for name in ("config.json", "vocab.txt", "tokenizer_config.json"))
     described = json.loads(config.read_text())
     for changes, code, *named in (
-        ({"model_type": "roberta", "type_vocab_size": 1}, "not-bert", config, "RoBERTa"),
+        ({"model_type": "xlm-roberta", "type_vocab_size": 1}, "not-bert", config, "xlm-roberta"),
         ({"model_type": "deberta-v2"}, "not-bert", config, "deberta-v2"),
         ({"position_embedding_type": "relative_key"}, "not-bert", config, "relative_key"),
         ({"embedding_size": 2, "hidden_act": "gelu_new"}, "factorized-embedding", config, "embedding_size 2", "ALBERT"),

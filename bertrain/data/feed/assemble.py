@@ -13,8 +13,16 @@ from bertrain.model.batch import IGNORED, Batch
 
 
 def assemble_batch(
-    block: Block, *, policy: Policy, shape: Capacity, max_seq_length: int, pad_id: int, dropout_seed: int
+    block: Block,
+    *,
+    policy: Policy,
+    shape: Capacity,
+    max_seq_length: int,
+    pad_id: int,
+    dropout_seed: int,
+    num_segments: int = 2,
 ) -> Batch:
+    """Lay a bin's examples out in one dimension. A model of one segment does not tell the texts of a pair apart."""
     assert block.masks is not None
     lengths, masks = block.lengths, block.masks
     layout = policy.lay_out(lengths, shape.tokens, max_seq_length)
@@ -25,7 +33,8 @@ def assemble_batch(
     input_ids = np.full(shape.tokens, pad_id, dtype=np.int64)
     input_ids[place] = block.tokens
     segment_ids = np.zeros(shape.tokens, dtype=np.int64)
-    segment_ids[place] = within >= np.repeat(block.segment_b, lengths)
+    if num_segments > 1:
+        segment_ids[place] = within >= np.repeat(block.segment_b, lengths)
     boundaries = layout.boundaries
     sequence_lengths = np.diff(boundaries)
     position_ids = np.arange(shape.tokens) - np.repeat(boundaries[:-1], sequence_lengths)

@@ -218,6 +218,7 @@ class Loader:
             max_seq_length=self._max_seq_length,
             pad_id=self._pad_id,
             dropout_seed=dropout_seed,
+            num_segments=self._settings.model.num_segments,
         )
         return batch.pin_memory() if self._pin_memory else batch
 

@@ -132,12 +132,14 @@ def take_ragged(values: Values, offsets: Ints, chosen: Ints) -> Values:
     return out
 
 
-def join_segments(start: int, separator: int, *segments: tuple[Values, Ints, Ints]) -> Block:
+def join_segments(start: int, separator: int, *segments: tuple[Values, Ints, Ints], separators: int = 1) -> Block:
     """Unmasked examples [CLS] A [SEP], or [CLS] A [SEP] B [SEP], of one or two segments.
 
     A segment is a flat array, and where each example's part of it begins and how long it is; -1: it has no such part.
+    Between A and B stand as many [SEP] as `separators`.
     """
-    lengths = 1 + np.sum([counts + 1 for _, _, counts in segments], axis=0)
+    more = (separators - 1) * (len(segments) - 1)
+    lengths = 1 + more + np.sum([counts + 1 for _, _, counts in segments], axis=0)
     offsets = offsets_of(lengths)
     tokens = np.full(offsets[-1], separator, dtype=segments[0][0].dtype)
     tokens[offsets[:-1]] = start
@@ -147,8 +149,8 @@ def join_segments(start: int, separator: int, *segments: tuple[Values, Ints, Int
             some = slice(first, first + EXAMPLES_AT_ONCE)
             kept = np.maximum(counts[some], 0)
             tokens[flat_ranges(place[some], kept)] = values[flat_ranges(begins[some], kept)]
-        place = place + counts + 1
-    return Block(tokens, lengths, segments[0][2] + 2, np.zeros(len(lengths), dtype=np.bool_))
+        place = place + counts + 1 + more
+    return Block(tokens, lengths, segments[0][2] + 2 + more, np.zeros(len(lengths), dtype=np.bool_))
 
 
 def split(values: Values, counts: Ints) -> list[Values]:

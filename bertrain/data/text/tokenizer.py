@@ -33,6 +33,8 @@ class Tokenizer:
 
     joint = ""
     """What stands before a sentence or word that others precede, so that it is tokenized as in running text."""
+    separators = 1
+    """How many [SEP] stand between the texts of a pair."""
 
     def __init__(self, vocabulary: Vocabulary) -> None:
         self._vocabulary = vocabulary
@@ -97,6 +99,8 @@ class FileTokenizer:
 
     def __init__(self, vocabulary: Vocabulary) -> None:
         self._pipeline, self.dtype, self._vocabulary = build_pipeline(vocabulary), vocabulary.dtype, vocabulary
+        text_of_token = self._pipeline.encode("a", "b").sequence_ids  # None for special words
+        self.separators = max(1, text_of_token[: text_of_token.index(1)][::-1].index(0))
 
     def encode(self, sentences: list[str]) -> list[list[int]]:
         """The token ids of each sentence, without [CLS] and [SEP]."""

@@ -28,6 +28,7 @@ ROLES = ("pad_token", "unk_token", "cls_token", "sep_token", "mask_token")
 """The names of the special words in a tokenizer_config.json."""
 OTHER_SPECIAL_WORDS = ("<pad>", "<unk>", "<s>", "</s>", "<mask>")  # RoBERTa's
 TOKENIZER, TOKENIZER_CONFIG = "tokenizer.json", "tokenizer_config.json"
+BPE_WORDS, BPE_MERGES = "vocab.json", "merges.txt"  # of older folders, in place of a tokenizer.json
 SPACES = "\u0120\u010a\u0109\u2581"  # a space, a line's end and a tab as byte-level BPE writes them; SentencePiece's
 
 
@@ -115,13 +116,14 @@ class Vocabulary:
         """The vocabulary of a tokenizer.json; with BERT's rules it is the same as that of a vocab.txt."""
         if not path.is_file():
             raise UserError("missing-vocabulary", f"no vocabulary file at {path}")
-        content, beside = read_json(path, {}), path.with_name(TOKENIZER_CONFIG)
+        beside = path.with_name(TOKENIZER_CONFIG)
         named = read_json(beside, {}) if beside.is_file() else {}
+        text = _join_bpe(path) if path.name == BPE_WORDS else read_text(path)
+        content = json.loads(text) if path.name == BPE_WORDS else read_json(path, {})
         words = _tokenizer_words(content, path)
         if content["model"].get("type") == "WordPiece" and (rules := _bert_rules(content, named)) is not None:
             lowers = rules.get("lowercase", lower_case)
             return Vocabulary.of(words, path, lower_case=lowers if lowers is None else bool(lowers))
-        text = read_text(path)
         _check_tokenizer(text, path)
         normalizer = content.get("normalizer")
         lowers = isinstance(normalizer, dict) and "lowercase" in json.dumps(normalizer).lower()
@@ -161,6 +163,28 @@ def _tokenizer_words(content: Any, path: Path) -> list[str]:
         if sorted(map(str, numbers.values())) == sorted(map(str, range(len(numbers)))):
             return sorted(numbers, key=lambda word: int(numbers[word]))
     raise UserError("bad-vocabulary", f"{path} has no vocabulary with consecutive ids")
+
+
+def _join_bpe(path: Path) -> str:
+    """The tokenizer.json of RoBERTa's vocab.json and the merges.txt beside it."""
+    from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, processors
+
+    merges = path.with_name(BPE_MERGES)
+    numbers = read_json(path, {})
+    if missing := [word for word in OTHER_SPECIAL_WORDS if word not in numbers]:
+        raise UserError("bad-vocabulary", f"{path} lacks {', '.join(missing)}, which RoBERTa's has")
+    if not merges.is_file():
+        raise UserError("missing-vocabulary", f"no vocabulary file at {merges}; {path} needs it beside it")
+    try:
+        pipeline = Tokenizer(models.BPE.from_file(str(path), str(merges)))
+    except Exception as error:  # the library has no other class
+        raise UserError("bad-vocabulary", f"{path} and {merges.name} are not a BPE: {str(error)[:200]}") from None
+    pipeline.pre_tokenizer, pipeline.decoder = pre_tokenizers.ByteLevel(add_prefix_space=False), decoders.ByteLevel()
+    start, end = (("<s>", numbers["<s>"]), ("</s>", numbers["</s>"]))
+    pipeline.post_processor = processors.RobertaProcessing(end, start, add_prefix_space=False)
+    pipeline.add_special_tokens([AddedToken(word, lstrip=word == "<mask>") for word in OTHER_SPECIAL_WORDS])
+    text: str = pipeline.to_str()
+    return text
 
 
 def _bert_rules(content: dict[str, Any], named: dict[str, Any]) -> dict[str, Any] | None:

@@ -16,13 +16,12 @@ import numpy as np
 from bertrain.config.settings import Settings
 from bertrain.data.formats.block import Block, Values, flat_ranges, join_segments, offsets_of
 from bertrain.data.formats.masking import Ints
-from bertrain.data.text.tokenizer import build_pipeline
+from bertrain.data.text.tokenizer import build_pipeline, tokenizer_of
 from bertrain.data.text.vocabulary import Vocabulary
 from bertrain.tasks.squad.files import Collection
 from bertrain.tasks.windows import WindowRanges, cut_windows, has_most_context
 
 CHUNK_TEXTS = 1000  # tokenized together: the tokenizer's objects take a few hundred bytes per token
-SPECIAL_TOKENS = 3  # [CLS] and two [SEP]
 pipeline_of = lru_cache(maxsize=8)(build_pipeline)
 
 
@@ -101,8 +100,10 @@ def make_windows(
     """Windows of all questions. `spans` [questions, 2] are the first and last token of each answer in its paragraph,
     -1 for an unanswerable question; None for unlabeled questions."""
     context_of = np.array([question.context for question in collection.questions], np.int64)
-    query_lengths = np.minimum(queries.counts, settings.task.max_query_length)
-    max_counts = settings.data.max_seq_length - SPECIAL_TOKENS - query_lengths
+    separators = tokenizer_of(vocabulary).separators
+    room = settings.data.max_seq_length - 2 - separators  # without [CLS] and all [SEP]
+    query_lengths = np.minimum(queries.counts, min(settings.task.max_query_length, room - 1))
+    max_counts = room - query_lengths
     paragraph_lengths = paragraphs.counts[context_of]
     stride = np.minimum(max_counts, settings.task.doc_stride)
     question, first, counts = cut_windows(paragraph_lengths, max_counts, stride)
@@ -112,6 +113,7 @@ def make_windows(
         vocabulary.id_of("[SEP]"),
         (queries.tokens, queries.offsets[:-1][question], query_counts),
         (paragraphs.tokens, paragraphs.offsets[:-1][context] + first, counts),
+        separators=separators,
     )
     if spans is not None:  # where the window does not contain the answer, (0, 0), the [CLS]
         begin, end = spans[question].T
