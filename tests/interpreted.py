@@ -17,6 +17,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from unittest.mock import patch
 
 import torch
@@ -429,6 +430,7 @@ def many_rows_a_program() -> Iterator[None]:
 
 @case("whole model", 3e-5, {"model__pad_vocab_to": 8, "model__num_segments": 3, "model__num_layers": 2}, True)
 @case("whole model of one layer, no next sentences", 3e-5, {"model__nsp": False}, False)
+@case("whole model of one segment", 3e-5, {"model__nsp": False, "model__num_segments": 1}, True)
 @case("whole model that classifies", 3e-5, {"model__head": "classify", "model__num_labels": 3}, True)
 @case("whole model of several weighted labels", 3e-5, {"model__head": "multilabel", "model__num_labels": 5}, True)
 @case("whole model that regresses", 3e-5, {"model__head": "regress"}, False)
@@ -449,6 +451,8 @@ def whole(overrides: dict[str, object], accumulates: bool) -> float:
         task__name="glue/mnli" if "model__head" in overrides else "", **({"model__num_layers": 1} | overrides),
     ).model  # fmt: skip
     batch = whole_model.random_batch([7, 1, 12, 2], 25, 6, 7, 12, 50)
+    if settings.num_segments == 1:
+        batch = replace(batch, segment_ids=torch.zeros_like(batch.segment_ids))
     if settings.head != "pretrain":
         is_weighted = settings.head == "multilabel"
         batch = whole_model.with_answers(

@@ -257,7 +257,8 @@ class FusedBert(FusedModel):
         dsum, sums = embed_backward(dy, second, self._tables(), _ids(batch), weight, statistics, dropout)
         segments = gradient("embeddings.segments.weight")
         norm = gradient("embeddings.norm.weight"), gradient("embeddings.norm.bias")
-        column_sums(sums, [*norm, segments[0], segments[1]], accumulate=accumulate)
+        of_second = segments[1] if len(segments) > 1 else segments.new_empty(segments.shape[1])  # RoBERTa has one
+        column_sums(sums, [*norm, segments[0], of_second], accumulate=accumulate)
         if not accumulate:
             segments[2:].zero_()  # no token has a third segment
         position_gradient(dsum, batch.cu_seqlens, gradient("embeddings.positions.weight"), accumulate=accumulate)
