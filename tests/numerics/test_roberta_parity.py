@@ -19,6 +19,7 @@ from bertrain.data.text.vocabulary import Vocabulary
 from bertrain.model.batch import Batch
 from bertrain.run.folder import Run
 from bertrain.tasks.encode import encode_texts
+from bertrain.tasks.registry import open_task
 from bertrain.training.fill_mask import fill_mask
 from bertrain.training.plain_engine import sums_of
 from bertrain.weights.export import export
@@ -27,7 +28,7 @@ from bertrain.weights.roberta import as_roberta
 from bertrain.weights.source import build_model, read_weights
 from tests import bpe, helpers, whole_model
 from tests.docs.test_documents import DOCS, commands_of, words_of
-from tests.miniature_tasks import command_line
+from tests.miniature_tasks import command_line, outputs_of, questions
 from tests.numerics.test_huggingface_parity import padded_rectangle
 from tests.numerics.test_modernbert_parity import their_loss
 
@@ -271,3 +272,28 @@ def test_continued_fine_tuned_and_exported(folder: Path, tmp_path: Path, monkeyp
     assert [value.name for value in session.get_inputs()] == ["input_ids", "attention_mask"]
     (from_onnx,) = session.run(None, {name: inputs[name].numpy() for name in ("input_ids", "attention_mask")})
     assert np.abs(from_onnx - logits.numpy()).max() <= TOLERANCE
+
+
+def test_questions_and_paragraphs(folder: Path, tmp_path: Path) -> None:
+    """Windows are those of the tokenizer, and both scores of each token those of Transformers."""
+    for name in ("train", "dev"):
+        (tmp_path / f"{name}-v1.1.json").write_text(questions(12, 1))
+    run = tmp_path / "run"
+    command_line(
+        "finetune", "squad/v1.1", "--init", folder, "--data", tmp_path, "--run", run, "--train.max_steps", 2,
+        "--train.precision", "fp32", "--batch.sequences", 4, "--log.trackers", "none", "--data.max_seq_length", 72,
+    )  # fmt: skip
+    export(run, tmp_path / "out")
+    vocabulary = Vocabulary.load(folder / "tokenizer.json")
+    split = open_task(Run.open(run).settings, Run.open(run).data, vocabulary).held_out()["dev"]
+    theirs = transformers.RobertaForQuestionAnswering.from_pretrained(tmp_path / "out").eval()
+    tokenizer = transformers.AutoTokenizer.from_pretrained(tmp_path / "out")
+    paragraphs = json.loads((tmp_path / "dev-v1.1.json").read_text())["data"][0]["paragraphs"]
+    texts = [[one["qas"][0]["question"] for one in paragraphs], [one["context"] for one in paragraphs]]
+    inputs = tokenizer(*texts, padding=True, return_tensors="pt")
+    is_token = inputs["attention_mask"] == 1
+    assert torch.equal(inputs["input_ids"][is_token], torch.from_numpy(split.block.tokens.astype(np.int64)))
+    with torch.no_grad():
+        expected = theirs(**inputs)
+    logits = torch.stack([expected.start_logits[is_token], expected.end_logits[is_token]], -1)
+    assert helpers.relative_error(torch.from_numpy(outputs_of(run, split, vocabulary)), logits) <= TOLERANCE
