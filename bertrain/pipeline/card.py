@@ -10,8 +10,10 @@ from bertrain.config.model_size import count_parameters
 from bertrain.config.settings import Settings
 
 
-def model_card(settings: Settings, metrics: Mapping[str, float], text: Mapping[str, Any], language: str) -> str:
-    """The card of a pre-trained model, in Markdown with the header that model hubs read."""
+def model_card(
+    settings: Settings, metrics: Mapping[str, float], text: Mapping[str, Any], language: str, mask: str
+) -> str:
+    """The card of a pre-trained model, in Markdown with the header that model hubs read; `mask` is its mask word."""
     model = settings.model
     header = ["library_name: transformers", "pipeline_tag: fill-mask", "tags: [bert, bertrain]"]
     header += [f"language: {language}"] if language else []
@@ -29,7 +31,7 @@ def model_card(settings: Settings, metrics: Mapping[str, float], text: Mapping[s
             f"{model.num_layers} layers, {model.hidden_size} wide, {count_parameters(model)[0]:,} parameters, "
             f"vocabulary of {model.vocab_size:,} word pieces, up to {settings.data.max_seq_length} tokens.", "",
             "```python", "from transformers import pipeline", "",
-            'pipeline("fill-mask", "PATH/TO/THIS/FOLDER")("a [MASK] .")', "```", "",
+            f'pipeline("fill-mask", "PATH/TO/THIS/FOLDER")("a {mask} .")', "```", "",
             "## Training data", "",
             f"{text['documents'] - text['held_out']:,} documents, and {text['held_out']:,} held out for evaluation; "
             "exact duplicates were left out.", "",

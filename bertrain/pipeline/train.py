@@ -362,7 +362,8 @@ def _hand_over(plan: Plan, request: Request, out: Path) -> None:
     from bertrain.reports.report import report
     from bertrain.weights.export import export
 
-    settings = Run.open(out / "run").settings
+    run = Run.open(out / "run")
+    settings, mask = run.settings, run.vocabulary().special[-1]
     # train.fits has what the budget made of the clock; train.max_steps would say another length
     length = replace(settings.train, budget="", max_steps=settings.train.last_step() or settings.train.max_steps)
     recipe = to_toml(replace(settings, batch=replace(settings.batch, auto=False), train=length))
@@ -375,7 +376,7 @@ def _hand_over(plan: Plan, request: Request, out: Path) -> None:
     results = _results(out)
     text = _read_extracted(out / "text" / EXTRACT_DESCRIPTION)
     language = text["survey"].get("language", "") if request.language == "auto" else request.language
-    write_atomically(out / "model" / "README.md", model_card(settings, results.metrics, text["counts"], language))
+    write_atomically(out / "model" / "README.md", model_card(settings, results.metrics, text["counts"], language, mask))
 
 
 def _results(out: Path) -> Trained:
@@ -417,7 +418,8 @@ def summary(made: Trained) -> list[str]:
             lines.append(f"warning:  the task's model is no better than one answer for every text; {cure}")
     lines.append(f"files:    {made.model} (Transformers), {made.report}, {made.folder / 'recipe.toml'}")
     lines = [wrap(line, indent=10) for line in lines]
-    lines.append(f"use:      from transformers import pipeline; pipeline('fill-mask', '{made.model}')('a [MASK] .')")
+    mask = Run.open(made.run).vocabulary().special[-1]
+    lines.append(f"use:      from transformers import pipeline; pipeline('fill-mask', '{made.model}')('a {mask} .')")
     if made.task_metrics:
         return [*lines, f'next:     bertrain predict {quote(str(made.folder / "task"))} "a text"']
     finetune = f"bertrain finetune classify --init {quote(str(made.run))} --data labels.csv --run runs/labels"

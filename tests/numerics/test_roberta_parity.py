@@ -246,6 +246,13 @@ def test_continued_fine_tuned_and_exported(folder: Path, tmp_path: Path, monkeyp
     ((guesses,),) = fill_mask("runs/roberta", "bato sevi [MASK] nuse", top=3)
     assert [guess.probability for guess in guesses] == pytest.approx(best, rel=1e-5)
 
+    # In one command:
+    steps = ("--budget", "1m", "--train.max_steps", 2)
+    trained = command_line("train", "own.txt", "--out", "trained", "--init", "roberta", *steps)
+    assert "RoBERTa has none" in trained.err + trained.out
+    assert "('a <mask> .')" in trained.err + trained.out
+    assert transformers.AutoConfig.from_pretrained("trained/model").architectures == ["RobertaForMaskedLM"]
+
     # Rows of pairs are read too: without segments, which it does not have.
     command_line("data", "prepare", "own.txt", "--vocab", "roberta/tokenizer.json", "--out", "pairs")
     again = ("pretrain", "bert-tiny", "--data", "pairs", "--init", "roberta", *few, "--run")
