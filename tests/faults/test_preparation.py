@@ -369,6 +369,16 @@ def test_a_folder_with_held_out_text_and_checksums(
     assert "3 checksum files" in capsys.readouterr().err
 
 
+def test_a_file_named_eval_among_ordinary_files_is_text(arguments: dict[str, object], tmp_path: Path) -> None:
+    """As in vim's documentation, where eval.txt is about expressions."""
+    folder = tmp_path / "doc"
+    folder.mkdir()
+    for name in ("change.txt", "eval.txt"):
+        helpers.write_corpus(folder / name, documents=8)
+    manifest = prepare(**arguments | {"inputs": folder})  # type: ignore[arg-type]
+    assert manifest["preparation"]["text"]["documents"] == 16
+
+
 def test_the_vocabulary_of_another_text(arguments: dict[str, object], tmp_path: Path) -> None:
     (tmp_path / "vocab.txt").write_text("\n".join([*helpers.SPECIAL, "bato"]) + "\n")
     with helpers.refused("other-vocabulary", "9", tmp_path / "vocab.txt"):

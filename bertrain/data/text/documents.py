@@ -36,7 +36,8 @@ HUB_PART = re.compile(rf"/(?:(\w+)-\d{{5}}-of-\d{{5}}(?:-\w+)?|({'|'.join(SPLITS
 """A file in the Hugging Face Hub's layout: data/train-00000-of-00002.parquet, or default/train/0000.parquet."""
 HUB_CARDS = ("README.md", "dataset_infos.json", "LICENSE", "LICENSE.md", "LICENSE.txt")
 HELD_OUT = ("eval", "held-out", "held_out")
-"""Names of files that no folder of training text should have."""
+"""Names of files that hold evaluation text, where files named as training text stand beside them."""
+TRAINING_TEXT = re.compile(r"^train|-of-\d+", re.IGNORECASE)
 
 
 class Span(NamedTuple):
@@ -71,7 +72,7 @@ def find_inputs(inputs: str | Path | Iterable[str | Path]) -> list[Path]:
             if extracted:
                 train = extracted / EXTRACT_TRAINING
                 raise UserError("held-out-input", f"{extracted} (`data extract`) may have held-out text; give {train}")
-            _refuse_held_out(inside, f"name the other files, such as {entry / '*-of-*'}, or move it elsewhere")
+            _refuse_held_out(inside, "name the other files, or move it elsewhere")
             for folder in [path.parent for path in inside if path.name == "dataset_dict.json"]:
                 splits = sorted({path.relative_to(folder).parts[0] for path in inside if path.parent.parent == folder})
                 if "train" not in splits:
@@ -107,9 +108,10 @@ def _training_split(folder: Path, files: list[Path]) -> list[Path]:
 
 
 def _refuse_held_out(files: Sequence[Path], cure: str) -> None:
-    """Refuse a file that is held-out text by its name, among others that are not."""
-    held_out = [path for path in files if path.stem.lower() in HELD_OUT]
-    if held_out and len(held_out) < len(files):
+    """Refuse a file that is held-out text by its name, beside a file that is training text by its name."""
+    training = {path.parent for path in files if TRAINING_TEXT.search(path.name)}
+    held_out = [path for path in files if path.stem.lower() in HELD_OUT and path.parent in training]
+    if held_out:
         raise UserError("held-out-input", f"{held_out[0]} is held-out text, by its name; {cure}")
 
 
