@@ -35,7 +35,7 @@ install: $(VENV)/.installed
 # come as packages whose own dependencies the tests do not need.
 $(VENV)/.base: pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
-	@echo "1 of 2: installing torch into $(VENV): about 0.2 GB to download for CPUs, 3 GB with CUDA; this takes minutes"
+	@echo "1 of 2: installing torch into $(VENV): 0.2 GB to download for CPUs, 3 GB with CUDA; takes minutes"
 	@$(PIP) "$(TORCH)"
 	@echo "2 of 2: installing bertrain and what it needs: about 0.1 GB to download"
 	@$(PIP) -e ".[report]"

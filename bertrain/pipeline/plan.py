@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Literal, get_args
 
 from bertrain.base.errors import UserError
-from bertrain.base.formatting import duration, wrap
+from bertrain.base.formatting import compact, duration, wrap
 from bertrain.base.units import parse_duration
 from bertrain.config.model_size import count_parameters, training_flops
 from bertrain.config.resolve import resolve
@@ -40,6 +40,7 @@ EVALUATIONS = 10
 SAVES = 8  # in a budget: what a kill may cost
 LONG_VALUE = 40  # characters of a choice
 FEW_TOKENS = 1.0  # for each parameter: with fewer, little but the frequencies of words is learned
+MANY_EPOCHS = 200  # more teach a text by heart
 LENGTHS = ("train.max_steps", "train.epochs")  # settings that replace the budget
 SETTING_OF = {
     "step": ("batch.sequences", "batch.tokens"), "learning rate": ("optimizer.learning_rate",),
@@ -175,11 +176,11 @@ def make_plan(
     choices = [
         Choice("budget", budget, f"for the size only: {lengths[0]} is set" if lengths else "training time; --budget"),
         Choice("device", machine.name, f"{machine.flops_per_s * machine.devices / 1e9:,.0f} GFLOP/s in a quick test"),
-        Choice("length", f"{length} tokens", "512 on a GPU with a budget above 2 h, else 128"),
+        Choice("length", f"{length} tokens", "512 on a GPU above 2 h, else 128"),
         Choice(
             "step",
             f"{step:,} tokens",
-            f"the budget allows about {float(f'{tokens:.2g}'):,.0f} tokens, {epochs:.2g} epochs",
+            f"about {compact(float(f'{tokens:.2g}'))} tokens in the budget, {compact(float(f'{epochs:.2g}'))} epochs",
         ),
         Choice("learning rate", f"{rate:g}", "for continued training" if init else f"for size {size}"),
         Choice("dropout", dropout, f"0.1 above {EPOCHS_WITHOUT_DROPOUT} epochs, or with --init"),
@@ -192,13 +193,15 @@ def make_plan(
     if init:
         choices.insert(2, Choice("weights", init, "size and vocabulary are theirs"))
     else:
-        shape = f"{model.num_layers} x {model.hidden_size}, up to {count_parameters(model)[0] / 1e6:.1f} M parameters"
+        shape = f"{model.num_layers} x {model.hidden_size}, {count_parameters(model)[0] / 1e6:.1f} M parameters"
         choices.insert(2, Choice("size", f"{size} ({shape})", why))
         choices.insert(3, Choice("vocabulary", f"up to {vocabulary:,}", f"word pieces, from the text; for size {size}"))
         reads = tokens / count_parameters(model)[1]
         if reads < FEW_TOKENS and not lengths:
             few = Choice("warning", f"{reads:.1g} tokens per parameter", "it will learn little; give a longer --budget")
             choices.append(few)
+    if epochs > MANY_EPOCHS and not lengths:
+        choices.append(Choice("warning", f"over {MANY_EPOCHS} epochs", "give more text, or a shorter --budget"))
     overrides |= given
     choices = [one for one in choices if given.keys().isdisjoint(SETTING_OF.get(one.what, ()))]
     choices += [Choice(key, given[key], "as you set it") for key in typed]
@@ -239,9 +242,9 @@ def _choose_size(
     for name in SIZES[1:]:
         parameters, reads = measure(name)
         if reads < TOKENS_PER_PARAMETER:
-            return chosen, f"{name} would read {reads:.1g} tokens per parameter, not {TOKENS_PER_PARAMETER}"
+            return chosen, f"{name}: {reads:.1g} tokens per parameter, below {TOKENS_PER_PARAMETER}"
         if parameters > PARAMETERS_PER_TOKEN * text.tokens:
-            return chosen, f"{name} has more than {PARAMETERS_PER_TOKEN} parameters per token of the text"
+            return chosen, f"{name}: over {PARAMETERS_PER_TOKEN} parameters per token of text"
         chosen, why = name, f"fits {duration(seconds)} and {text.tokens / 1e6:,.1f} M tokens of text"
     return chosen, why
 

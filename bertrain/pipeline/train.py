@@ -31,7 +31,7 @@ from typing import Any
 from bertrain.base.console import tell
 from bertrain.base.errors import UserError
 from bertrain.base.files import write_atomically
-from bertrain.base.formatting import BASELINE, compact, duration, show_brief, title_of, wrap
+from bertrain.base.formatting import BASELINE, compact, counted, duration, show_brief, title_of, wrap
 from bertrain.base.machine import is_first_rank, under_launcher
 from bertrain.base.schema import Count, JsonError, check_value, load_json
 from bertrain.config.choices import DocumentEnd, OnError
@@ -135,7 +135,8 @@ def dry_run(inputs: str | Path | Iterable[str | Path], out: str | Path, *, nproc
     if kept := _kept_plan(request, Path(out)):
         return [f"{out}: to be continued, with the choices in {Path(out) / TRAIN_PLAN}", *kept.lines()]
     said, counts = estimate(request.inputs, **request.reading)
-    return [*said, "chosen, from a sample of the text:", *_choose(counts, request, nproc).lines()]
+    chosen = _choose(counts, request, nproc).lines()
+    return [*(wrap(line) for line in said), "chosen, from a sample of the text:", *chosen]
 
 
 # --- the plan ---------------------------------------------------------------------------------------------------
@@ -341,14 +342,13 @@ def measure_machine(device: str = "auto", nproc: int = 0) -> Machine:
     """The device that a run of `nproc` ranks takes, and how fast it trains, by the speed of a matrix product."""
     import torch
 
-    from bertrain.base.machine import cpu_name
     from bertrain.planning.speed import training_speed
     from bertrain.ranks.parallel import choose_device, count_ranks
     from bertrain.training.precision import choose_precision
 
     chosen, _ = choose_device(device)
     is_gpu = chosen.type == "cuda"
-    name = torch.cuda.get_device_name(chosen) if is_gpu else f"{cpu_name()}, {_workers()} cores"
+    name = torch.cuda.get_device_name(chosen) if is_gpu else f"CPU, {counted(_workers(), 'core')}"
     speed = training_speed(chosen, choose_precision(Settings().train, chosen)[0])
     num_gpus = count_ranks() if under_launcher() else min(nproc or _num_gpus(device), _num_gpus(device))
     return Machine(name, num_gpus if is_gpu else 1, speed, is_gpu)
@@ -403,17 +403,17 @@ def summary(made: Trained) -> list[str]:
     learned, baseline = metrics["mlm_accuracy"], metrics["constant_accuracy"]
     lines = [
         f"made:     a BERT of {shape}, trained for {duration(made.seconds)}",
-        f"quality:  {learned:.1%} of the masked words predicted, in {metrics['examples']:,.0f} held-out examples; "
+        f"quality:  {learned:.1%} of the masked words in {metrics['examples']:,.0f} held-out examples; "
         f"always the commonest word: {baseline:.1%}",
     ]
     if learned < USEFUL * baseline:
         lines.append("warning:  it has learned little more than which words are common; give it a longer --budget")
     if made.task_metrics:
         main = next(iter(made.task_metrics))
-        found = {name: made.task_metrics[name] for name in (main, BASELINE + main) if name in made.task_metrics}
-        scores = ", ".join(f"{title_of(name)} {show_brief(name, value)}" for name, value in found.items())
-        lines.append(f"task:     {scores} (always the same answer), on held-out rows; {made.folder / 'task'}")
-        if len(found) == 2 and found[main] <= found[BASELINE + main]:
+        score, same = made.task_metrics[main], made.task_metrics.get(BASELINE + main)
+        beside = "" if same is None else f"; always the same answer: {show_brief(main, same)}"
+        lines.append(f"task:     {title_of(main)} {show_brief(main, score)} on held-out rows{beside}")
+        if same is not None and score <= same:
             cure = "try `bertrain finetune` with --epochs 10"
             lines.append(f"warning:  the task's model is no better than one answer for every text; {cure}")
     lines.append(f"files:    {made.model} (Transformers), {made.report}, {made.folder / 'recipe.toml'}")

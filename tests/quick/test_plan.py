@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from bertrain.base.formatting import COLUMNS
 from bertrain.cli.options import split_settings
 from bertrain.config.model_size import count_parameters
 from bertrain.pipeline.plan import LEAST_STEP, SIZES, Machine, Text, make_plan
@@ -101,3 +102,17 @@ def test_the_user_may_measure_a_step_either_way(name: str, other: str) -> None:
 def test_settings_may_stand_anywhere_among_the_texts() -> None:
     words = ["a.txt", "--batch.tokens", "512", "b.txt", "--train.seed=3", "c.txt"]
     assert split_settings(words) == (["a.txt", "b.txt", "c.txt"], ["--batch.tokens", "512", "--train.seed=3"])
+
+
+@pytest.mark.parametrize(("machine", "budget"), [(TWO_CORES, "2m"), (H200, "2m"), (H200, "24h")])
+def test_every_choice_has_one_line(machine: Machine, budget: str) -> None:
+    plan = make_plan(text_of(40), machine, budget=budget)
+    lines = plan.lines()
+    assert len(lines) == len(plan.choices), "\n".join(lines)
+    assert max(map(len, lines)) <= COLUMNS
+
+
+def test_a_budget_of_many_epochs_is_remarked_on() -> None:
+    warnings = [one.value for one in make_plan(text_of(40), H200, budget="24h").choices if one.what == "warning"]
+    assert warnings == ["over 200 epochs"]
+    assert not any(one.what == "warning" for one in make_plan(text_of(4000), H200, budget="2m").choices)

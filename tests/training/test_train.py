@@ -61,7 +61,9 @@ def test_it_leaves_a_model_a_report_and_a_card(made: Trained) -> None:
     assert f"{made.metrics['examples']:,.0f} examples" in card
     of_nothing = summary(replace(made, metrics=made.metrics | {"mlm_accuracy": 0.05, "constant_accuracy": 0.05}))
     assert [line.partition(":")[0] for line in of_nothing] == ["made", "quality", "warning", "files", "use", "next"]
-    much = summary(replace(made, metrics=made.metrics | {"mlm_accuracy": 0.3, "constant_accuracy": 0.05}))
+    many = {"mlm_accuracy": 0.3, "constant_accuracy": 0.05, "examples": 2000}
+    much = summary(replace(made, metrics=made.metrics | many))
+    assert much[1] == "quality:  30.0% of the masked words in 2,000 held-out examples; always the commonest word: 5.0%"
     assert not any(line.startswith("warning") for line in much)
     head = (made.folder / "recipe.toml").read_text()
     assert "# train.fits" in head
