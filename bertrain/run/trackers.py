@@ -209,11 +209,11 @@ def check_trackers(log: LogSettings) -> None:
 
 
 def start_trackers(log: LogSettings, run: TrackedRun, console: Console) -> list[TrackerThread]:
-    """The trackers of `log.trackers`, at work; TensorBoard is left out with a remark if nobody asked for it."""
+    """The trackers of `log.trackers`, at work; TensorBoard is left out if nobody asked for it and it is missing."""
     started = []
     for name in log.tracker_names():
         if is_installed(name):
             started.append(TrackerThread(name, run))
         else:
-            console.say(f"without TensorBoard events: {missing_package(name)}")
+            console.detail(f"without TensorBoard events: {missing_package(name)}")
     return started

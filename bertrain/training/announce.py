@@ -140,7 +140,8 @@ def _describe_step(settings: Settings) -> str:
         size = f"{batch.ramp_from:,} to {size}, growing over the first {batch.ramp_tokens:,} tokens"
     policy = f"{batch.policy}, {batch.packing}" if batch.policy == "packed" else batch.policy
     other = "" if policy == "budget" else f" (batch.policy {policy})"
-    return f"a step is {size}, in bins of up to {batch.token_budget:,}{other}"
+    bins = "" if batch.auto else f", in bins of up to {batch.token_budget:,}"  # batch.auto has a line of its own
+    return f"a step is {size}{bins}{other}"
 
 
 def _describe_balance(loader: Loader, settings: Settings, progress: Progress) -> str:
@@ -197,7 +198,7 @@ def _describe_length(settings: Settings, epochs_per_step: float) -> str:
     train = settings.train
     steps = train.last_step()
     if steps is None:
-        return f"steps: as many as fit into train.budget {train.budget}, by the speed of those before"
+        return f"steps: as many as fit into train.budget {train.budget}, by their measured speed"
     earlier = [f"train.{name} {value}" for name in ("max_samples", "max_time") if (value := getattr(train, name))]
     if settings.evaluate.target_accuracy:
         earlier.append(f"evaluate.target_accuracy {settings.evaluate.target_accuracy:g}")
