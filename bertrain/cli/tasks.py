@@ -9,6 +9,7 @@ from typing import Annotated, Any, Literal
 from typer import Argument, Option
 
 from bertrain.base.errors import UserError
+from bertrain.base.formatting import wrap
 from bertrain.base.isa import cap_isa
 from bertrain.base.machine import is_first_rank
 from bertrain.cli import options
@@ -167,7 +168,7 @@ def show_entities(answer: dict[str, Any]) -> None:
 def show_predictions(result: dict[str, Any]) -> None:
     for name, split in result.items():
         speed = f"{split['examples']:,.0f} examples, {split['examples_per_s']:,.0f} a second"
-        print(f"{name}: {speed}; {options.latency_text(split)}; wrote {', '.join(split['files'])}")
+        print(wrap(f"{name}: {speed}; wrote {', '.join(split['files'])}\n  {options.latency_text(split)}"))
 
 
 @app.command("embed")

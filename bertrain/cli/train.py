@@ -221,7 +221,8 @@ def evaluate(
         return
     report = result.pop("report", "")
     step = f" at step {result['step']:.0f}" if "step" in result else ""
-    print(f"{run}{step}, {result['examples']:,.0f} examples: {evaluation_text(result)}")
+    examples = f"{result.pop('examples'):,.0f} examples"
+    print(wrap(f"{run}{step}, {examples}: {evaluation_text(result)}"))
     if "latency_ms_p50" in result:
         print(options.latency_text(result))
     if report:
