@@ -12,6 +12,7 @@ from typing import Any
 from bertrain.base.formatting import BASELINE, THRESHOLD, show_brief, wrap
 from bertrain.base.logs import note
 
+STARTING = "starting"  # on the bar, before the first step
 PHASES = ("data", "forward_backward", "reduction", "optimizer")
 
 
@@ -71,7 +72,7 @@ class Console:
             TextColumn("{task.fields[left]}", table_column=fixed),
             expand=True,
         )
-        self._task = self._bar.add_task("starting", total=last_step, completed=first_step, left="")
+        self._task = self._bar.add_task(STARTING, total=last_step, completed=first_step, left="")
         self._bar.start()
 
     def steps(self, step: int, last_step: int | None, *, line: str, brief: str, left: str, detail: str) -> None:
@@ -85,6 +86,8 @@ class Console:
 
     def stop(self) -> None:
         if self._bar is not None:
+            has_moved = self._bar.tasks[0].description != STARTING  # not so in a run that had ended before
+            self._bar.update(self._task, left="", visible=has_moved)
             self._bar.stop()
             self._bar = None
 
