@@ -43,7 +43,7 @@ def main() -> None:
     parser.add_argument("recording", type=Path)
     parser.add_argument("picture", type=Path)
     parser.add_argument("--title", default="")
-    parser.add_argument("--width", type=int, default=118)
+    parser.add_argument("--width", type=int, default=102)
     arguments = parser.parse_args()
     recording = arguments.recording.read_bytes().decode(errors="replace")  # as it is: text mode would turn \r into \n
     lines = [line for line in screen_of(recording) if "Script " not in line]
