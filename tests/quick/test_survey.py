@@ -31,6 +31,7 @@ SAVED = Path(__file__).parents[1] / "data" / "datasets" / "saved" / "cola"
 SENTENCES = [line for line in SAMPLE.read_text().split("\n") if line]
 ARTICLES = [SENTENCES[at : at + 6] for at in range(0, len(SENTENCES), 6)]
 """Real text as lists of sentences."""
+LONG = " ".join(ARTICLES[0])
 
 
 def paragraphs(article: list[str], size: int = 4) -> list[str]:
@@ -339,6 +340,21 @@ def test_the_only_column_of_long_strings_is_the_text(
     made = extract([tmp_path / name], tmp_path / "out")
     assert made["counts"]["documents"] == len(rows)
     assert "the text is in 'content' (--text-column)" in capsys.readouterr().err
+
+
+def test_every_table_of_a_folder_has_its_own_text_column(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    folder = tmp_path / "mixed"
+    folder.mkdir()
+    for number in range(200):  # so that a stride over the files meets no table
+        (folder / f"note-{number:03}.txt").write_text(f"The note {number} is short. It has two sentences.\n")
+    pyarrow.parquet.write_table(pa.table({"url": ["u"], "body": [LONG + " in Parquet."]}), folder / "crawl.parquet")
+    with open(folder / "posts.csv", "w", newline="") as file:
+        rows = [[number, f"{LONG} in row {number}. " * 600] for number in range(3)]  # more than is looked at
+        csv.writer(file).writerows([["date", "comment"], *rows])
+    (folder / "a.jsonl").write_text(json.dumps({"id": 1, "text": LONG + " in JSON."}) + "\n")
+    made = extract(folder, tmp_path / "out")
+    assert made["counts"]["documents"] == 200 + 1 + 3 + 1
+    assert "the text is in 'body', 'comment', 'text' (--text-column)" in helpers.unwrapped(capsys.readouterr().err)
 
 
 def binaries(folder: Path) -> list[Path]:

@@ -200,9 +200,9 @@ def _look_at(
         files=files,
         survey=found,
         sentences=found.sentences + [rules] * (sentences == "sentencex"),
-        reading=Reading(form, encoding, found.text_column, document_end, found.wrapped),
+        reading=Reading(form, encoding, text_column, document_end, found.wrapped),
         named=set(map(Path, inputs)) if is_auto else set(files),
-        parse=partial(parse_records, text_column=found.text_column, splitter=sentences, language=language),
+        parse=partial(parse_records, splitter=sentences, language=language),
     )
 
 

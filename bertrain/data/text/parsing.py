@@ -25,20 +25,18 @@ class Result(NamedTuple):
     name: str = ""  # of the file that lost bytes
 
 
-def parse_records(
-    records: list[Record | Problem], *, text_column: str, splitter: Splitter, language: str
-) -> list[Result]:
+def parse_records(records: list[Record | Problem], *, splitter: Splitter, language: str) -> list[Result]:
     """The result of each record; never raises: a damaged record becomes a problem."""
-    return [_document_of(record, text_column, splitter, language) for record in records]
+    return [_document_of(record, splitter, language) for record in records]
 
 
-def _document_of(record: Record | Problem, text_column: str, splitter: Splitter, language: str) -> Result:
+def _document_of(record: Record | Problem, splitter: Splitter, language: str) -> Result:
     if isinstance(record, Problem):
         return Result([], "damaged", record)
     if record.form == "skipped":
         return Result([], str(record.content))
     try:
-        paragraphs = _paragraphs_of(record, text_column)
+        paragraphs = _paragraphs_of(record)
     except NotAnArticle as reason:
         return Result([], str(reason))
     except _Unreadable as error:
@@ -86,14 +84,14 @@ class _Unreadable(Exception):
     """A record that does not have the format of its file."""
 
 
-def _paragraphs_of(record: Record, text_column: str) -> list[str]:
+def _paragraphs_of(record: Record) -> list[str]:
     content = record.content
     if isinstance(content, str):
         return content.split("\n")
     if record.form == "dump":
         return _paragraphs_of_page(record)
     if record.form == "jsonl":
-        return _text_of_json(content, text_column).split("\n")
+        return _text_of_json(content, record.text_column).split("\n")
     text = content.decode(errors="ignore").removeprefix("\ufeff")  # as BERT's reference reads text
     if record.form == "wikiextractor":
         return paragraphs_of_extracted(text)

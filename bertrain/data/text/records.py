@@ -8,12 +8,14 @@ from __future__ import annotations
 
 import codecs
 import csv
+import io
 import json
 import math
 import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
+from dataclasses import replace
 from functools import partial
 from itertools import islice
 from pathlib import Path
@@ -31,6 +33,7 @@ LARGEST_RECORD = 64 << 20
 ENDS = {"blank-line": (0, math.inf), "size": (8 << 10, 32 << 10), "file": (16 << 20, 32 << 20)}
 """A document of plain text ends at the first blank line after so many bytes, and at any line after so many more."""
 
+LONG_STRING = 40  # characters, on average, of a column that is taken for the text
 _CHUNK = 1 << 20
 _CONTROL = bytes({*range(32), 127} - {*b"\t\n\v\f\r\b\x1b"})  # hardly any text has them
 _BEGINS_JSON = re.compile(rb'(?:\[\s*)?\{\s*"(?:[^"\\]|\\.)*"\s*:')
@@ -44,6 +47,7 @@ class Record(NamedTuple):
     number: int
     content: bytes | str
     wiki: Wiki | None = None
+    text_column: str = "text"  # of a line of JSON
 
     @property
     def place(self) -> str:
@@ -62,7 +66,7 @@ class Problem(NamedTuple):
 
 
 class Reading(NamedTuple):
-    """How to read files. `wrapped`: the lines of a paragraph are joined."""
+    """How to read files. `wrapped`: the lines of a paragraph are joined. `text_column` "auto": each table's own."""
 
     form: Form
     encoding: str
@@ -94,13 +98,14 @@ def read_records(
 
 def read_stream(stream: Stream, reading: Reading, *, skip_binary: bool) -> Iterator[Record | Problem]:
     form = form_of(stream, reading.form)
-    rows = partial(_rows, text_column=reading.text_column)
+    column = text_column_of(stream, form, reading.text_column)
+    rows = partial(_rows, text_column=column)
     text = partial(_lines, form="text") if reading.document_end == "line" else partial(_documents, reading=reading)
     readers: dict[str, Callable[[Stream], Iterator[Record | Problem]]] = {
         "dump": _pages,
         "wikiextractor": _extracted_documents,
-        "jsonl": partial(_lines, form="jsonl"),
-        "csv": partial(_fields, text_column=reading.text_column),
+        "jsonl": partial(_lines, form="jsonl", text_column=column),
+        "csv": partial(_fields, text_column=column),
         "parquet": rows,
         "arrow": rows,
         "text": text,
@@ -197,12 +202,12 @@ def _extracted_documents(stream: Stream) -> Iterator[Record | Problem]:
         yield Problem(stream.name, f"is cut off in the <doc> of line {document.first:,}")
 
 
-def _lines(stream: Stream, form: str) -> Iterator[Record | Problem]:
+def _lines(stream: Stream, form: str, text_column: str = "") -> Iterator[Record | Problem]:
     for number, line in numbered_lines(stream):
         if isinstance(line, Problem):
             yield line
         elif line.strip():
-            yield Record(form, stream.name, number, line)
+            yield Record(form, stream.name, number, line, text_column=text_column)
 
 
 def _documents(stream: Stream, reading: Reading) -> Iterator[Record | Problem]:
@@ -364,6 +369,20 @@ def no_column(kind: str, wanted: str, names: Iterable[str], rows: Sequence[Mappi
     return f"has no {kind} {wanted!r} but {listed(list(names)) or f'no {kind} at all'}; give --text-column{hint}"
 
 
+def text_column_of(stream: Stream, form: str, given: str) -> str:
+    """The column of a table's text: the `given` one, or if that is "auto", what the first rows show.
+
+    That is "text", or the only column of long strings; "text" if it is not clear. Reads nothing from the stream.
+    """
+    if given != "auto":
+        return given
+    beginning: Any = io.BytesIO(stream.bytes.peek(_CHUNK) if form in ("csv", "jsonl") else b"")
+    with suppress(UserError, ValueError, *DAMAGE):  # who reads it all says what cannot be read; Arrow's are ValueErrors
+        if rows := first_rows(replace(stream, bytes=io.BufferedReader(beginning, _CHUNK)), form):
+            return "text" if "text" in rows[0] else longest_column(rows, LONG_STRING) or "text"
+    return "text"
+
+
 def longest_column(rows: Sequence[Mapping[str, Any]], least: int = 1) -> str:
     """The column with more than twice the text of any other, and `least` characters in a row; "" if there is none."""
     lengths: Counter[str] = Counter()
@@ -378,8 +397,12 @@ def first_rows(stream: Stream, form: str, count: int = 20) -> list[dict[str, Any
     if form == "csv":
         rows = csv_rows(stream)
         _, names = next(rows, (0, []))
-        whole = (row for _, row in rows if isinstance(row, list) and len(row) == len(names))
-        return [dict(zip(names, row, strict=True)) for row in islice(whole, count) if isinstance(names, list)]
+        found: list[dict[str, Any]] = []
+        with suppress(UserError):  # of a quote that is closed after the beginning of a stream
+            for _, fields in islice(rows, count):
+                if isinstance(names, list) and isinstance(fields, list) and len(fields) == len(names):
+                    found.append(dict(zip(names, fields, strict=True)))
+        return found
     if form in ("parquet", "arrow") and stream.path is not None:
         with open_columns(stream.path) as (schema, read):
             sample = next(read(schema.names, count), None)

@@ -13,7 +13,6 @@ from collections import Counter
 from collections.abc import Iterable
 from contextlib import suppress
 from dataclasses import dataclass
-from functools import partial
 from itertools import islice, pairwise
 from pathlib import Path
 from statistics import median
@@ -24,12 +23,11 @@ from bertrain.base.formatting import amount, counted
 from bertrain.config.choices import DocumentEnd, Form
 from bertrain.data.text.documents import find_inputs
 from bertrain.data.text.languages import LANGUAGES, guess_language
-from bertrain.data.text.records import Reading, Record, first_rows, form_of, longest_column, read_stream
+from bertrain.data.text.records import Reading, Record, form_of, read_stream, text_column_of
 from bertrain.data.text.streams import DAMAGE, Stream, check_encoding, open_streams, recode
 
 SAMPLED_FILES, SAMPLED_BYTES = 64, 1 << 16
 TABLES = ("csv", "jsonl", "parquet", "arrow")
-LONG_STRING = 40  # characters, on average, of a column that is taken for the text
 SMALL_FILE = 1 << 17  # bytes at the median of files that hold one document each
 ARTICLES, LONG_ARTICLE = 20, 1 << 20  # so many files with paragraphs may be larger, as long articles are
 _ENDS_SENTENCE = tuple('.!?:;…。！？"”»)')
@@ -54,15 +52,15 @@ class Survey:
     why: str  # the reason for document_end
     wrapped: bool
     language: str  # its code, or "" if it is not recognized
-    text_column: str = "text"
+    text_columns: tuple[str, ...] = ()  # of sampled tables
 
     @property
     def sentences(self) -> list[str]:
         forms = ", ".join({"text": "plain text"}.get(form, form) for form in self.forms if form)
         forms += " (files that are not text are left out)" if forms and "" in self.forms else ""
         facts = [f"{counted(self.files, 'file')}, {amount(self.bytes, 'B')}: {forms}", LANGUAGES.get(self.language, "")]
-        if not self.forms.keys().isdisjoint(TABLES) and self.text_column != "text":
-            facts.append(f"the text is in {self.text_column!r} (--text-column)")
+        if set(self.text_columns) - {"text"}:
+            facts.append(f"the text is in {', '.join(map(repr, self.text_columns))} (--text-column)")
         if "text" not in self.forms:
             return ["; ".join(filter(None, facts))]
         facts.append(self.encoding.upper() or "neither UTF-8 nor UTF-16")
@@ -78,6 +76,7 @@ class Sample(NamedTuple):
     text: str
     encoding: str
     size: int
+    text_column: str = ""  # of a table
 
 
 def survey(
@@ -86,8 +85,9 @@ def survey(
     """Look at a bounded sample of files or folders of text, before `extract` reads them whole."""
     check_encoding(encoding)
     files = find_inputs(inputs)
-    chosen = dict.fromkeys(files[number * len(files) // SAMPLED_FILES] for number in range(SAMPLED_FILES))
-    text_column = _guess_column(chosen, form, encoding) if text_column == "auto" else text_column
+    strided = (files[number * len(files) // SAMPLED_FILES] for number in range(SAMPLED_FILES))
+    of_each_kind = islice({path.suffix: path for path in reversed(files)}.values(), SAMPLED_FILES)
+    chosen = dict.fromkeys([*strided, *of_each_kind])
     reading = Reading(form, encoding, text_column)
     samples: list[Sample] = []
     for path in chosen:
@@ -106,23 +106,14 @@ def survey(
         why=why,
         wrapped=wrapped,
         language=guess_language([sample.text for sample in samples]),
-        text_column=text_column,
+        text_columns=tuple(sorted({sample.text_column for sample in samples if sample.text_column})),
     )
-
-
-def _guess_column(files: Iterable[Path], form: Form, encoding: str) -> str:
-    """The column of text in the first table: "text", or the one of long strings; "text" if that is not clear."""
-    for path in files:
-        with suppress(UserError, ValueError, *DAMAGE):  # `extract` says what cannot be read; Arrow's are ValueErrors
-            for stream in map(partial(recode, encoding=encoding), islice(open_streams(path, lambda _: None), 1)):
-                if rows := first_rows(stream, form_of(stream, form)):
-                    return "text" if "text" in rows[0] else longest_column(rows, LONG_STRING) or "text"
-    return "text"
 
 
 def _sample(stream: Stream, reading: Reading, size: int) -> Sample:
     form, head = form_of(stream, reading.form), stream.bytes.peek(SAMPLED_BYTES)
     size = size if stream.path else len(head)
+    column = text_column_of(stream, form, reading.text_column) if form in TABLES else ""
     if form != "text":
         records = islice(read_stream(stream, reading, skip_binary=True), 20) if form else ()
         texts = (record.content for record in records if isinstance(record, Record))
@@ -130,9 +121,9 @@ def _sample(stream: Stream, reading: Reading, size: int) -> Sample:
     head = head[:SAMPLED_BYTES]
     try:
         text, _ = codecs.utf_8_decode(head, "strict", len(head) < SAMPLED_BYTES)
-        return Sample(form, text, stream.encoding, size)
+        return Sample(form, text, stream.encoding, size, column)
     except UnicodeDecodeError:
-        return Sample(form, head.decode(errors="ignore"), "", size)
+        return Sample(form, head.decode(errors="ignore"), "", size, column)
 
 
 def document_form(samples: list[Sample]) -> tuple[DocumentEnd, bool, str]:
