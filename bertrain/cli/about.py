@@ -9,6 +9,7 @@ from typing import Annotated
 
 from typer import Argument, Exit, Option
 
+from bertrain.base.formatting import wrap
 from bertrain.cli.options import AsJson, new_app, printed_json
 from bertrain.config import recipe as recipe_files
 from bertrain.config import resolve as config
@@ -37,7 +38,7 @@ def recipes(
     for group, members in groupby(shown, key=lambda recipe: recipe.group):
         print(f"{group}:")
         for recipe in members:
-            print(f"  {recipe.name:<{width}}  {recipe.headline}")
+            print(wrap(f"  {recipe.name:<{width}}  {recipe.headline}", indent=width + 2))
     if len(shown) < len(listed):
         print(f"{len(listed) - len(shown)} more: bertrain recipes --all")
 
@@ -60,7 +61,7 @@ def settings(
     shown = [entry for entry in described if show_all or not entry["experimental"]]
     for entry in shown:
         marks = f"{'' if entry['shapes_training'] else ' *'}{' (experimental)' if entry['experimental'] else ''}"
-        print(f"--{entry['name']} ({entry['default']!r}){marks}\n    {entry['help']}")
+        print(wrap(f"--{entry['name']} ({entry['default']!r}){marks}\n    {entry['help']}"))
     print("\n* a resumed run may change it")
     if len(shown) < len(described):
         print(f"{len(described) - len(shown)} experimental settings more: --all")
@@ -87,7 +88,8 @@ def doctor(
     if printed_json(findings, as_json):
         return
     for finding in findings:
-        print(f"{finding.verdict:<8}{finding.subject:<11}{finding.found}\n{'':<19}{finding.consequence}")
+        print(wrap(f"{finding.verdict:<8}{finding.subject:<11}{finding.found}", indent=19))
+        print(wrap(f"{'':<19}{finding.consequence}", indent=0))
 
 
 def _examine_kernels(as_json: bool) -> None:

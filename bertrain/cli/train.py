@@ -222,7 +222,9 @@ def evaluate(
     report = result.pop("report", "")
     step = f" at step {result['step']:.0f}" if "step" in result else ""
     examples = f"{result.pop('examples'):,.0f} examples"
-    print(wrap(f"{run}{step}, {examples}: {evaluation_text(result)}"))
+    where, text = f"{run}{step}, {examples}:", evaluation_text(result)
+    fits = len(where) + len(text.partition("\n")[0]) < COLUMNS
+    print(where, wrap(text), sep=" " if fits else "\n  ")
     if "latency_ms_p50" in result:
         print(options.latency_text(result))
     if report:

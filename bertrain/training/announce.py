@@ -10,7 +10,7 @@ from pathlib import Path
 import torch
 
 from bertrain.base.console import Console, warn
-from bertrain.base.formatting import counted, duration
+from bertrain.base.formatting import counted, duration, wrap
 from bertrain.config.model_size import count_parameters, training_flops
 from bertrain.config.settings import Settings
 from bertrain.data.feed.balance import WORTH_MENDING, better_budget, describe_balance, mean_idle_share
@@ -191,7 +191,7 @@ def dry_run(
         "",
         *(f"{name} = {value}" for name, value in settings.dotted().items()),
     ]
-    return "\n".join(lines)
+    return wrap("\n".join(lines))
 
 
 def _describe_length(settings: Settings, epochs_per_step: float) -> str:

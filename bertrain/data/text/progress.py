@@ -7,6 +7,8 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
+from bertrain.base.formatting import duration
+
 SECONDS_BETWEEN_LINES = 10.0
 
 
@@ -50,10 +52,10 @@ def unit_progress() -> Callable[[int, int], None]:
         if first is None:
             first = done
             if done:
-                print(f"resuming: {done} of {total} units are finished", file=sys.stderr)
+                print(f"resuming: {done} of {total} parts are prepared", file=sys.stderr)
         elif done < total and now - last >= SECONDS_BETWEEN_LINES:
             last = now
             left = (now - began) / (done - first) * (total - done)
-            print(f"{done} of {total} units, {left / 60:.0f} min left", file=sys.stderr)
+            print(f"prepared {done} of {total} parts; {duration(left)} left", file=sys.stderr)
 
     return report
