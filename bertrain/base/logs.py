@@ -61,6 +61,9 @@ def keep_log(run: Path, rank: int, world: int) -> Iterator[None]:
     except UserError as error:
         note("warning" if isinstance(error, RequeueError | StoppedError) else "error", "stop", str(error))
         raise
+    except KeyboardInterrupt:
+        note("warning", "stop", "interrupted")
+        raise
     except BaseException as error:
         note("error", "failure", f"{type(error).__name__}: {error}", traceback=traceback.format_exc())
         raise

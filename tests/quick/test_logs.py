@@ -63,7 +63,7 @@ def test_whatever_is_said_is_kept(tmp_path: Path, capsys: pytest.CaptureFixture[
         (RequeueError("stopped-by-signal", "saved"), "warning", "stop"),
         (AgreedError("out-of-memory", "no room"), "error", "stop"),
         (ValueError("ours"), "error", "failure"),
-        (KeyboardInterrupt(), "error", "failure"),
+        (KeyboardInterrupt(), "warning", "stop"),
     ],
 )
 def test_how_a_rank_ended_is_kept(tmp_path: Path, error: BaseException, level: str, event: str) -> None:
