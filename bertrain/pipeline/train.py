@@ -403,8 +403,8 @@ def summary(made: Trained) -> list[str]:
     learned, baseline = metrics["mlm_accuracy"], metrics["constant_accuracy"]
     lines = [
         f"made:     a BERT of {shape}, trained for {duration(made.seconds)}",
-        f"quality:  {learned:.1%} of the masked words in {metrics['examples']:,.0f} held-out examples; "
-        f"always the commonest word: {baseline:.1%}",
+        f"quality:  {learned:.1%} of masked words predicted in {metrics['examples']:,.0f} held-out examples; "
+        f"always the commonest: {baseline:.1%}",
     ]
     if learned < USEFUL * baseline:
         lines.append("warning:  it has learned little more than which words are common; give it a longer --budget")

@@ -25,7 +25,7 @@ def test_a_fresh_clone_learns_and_shows_it(tmp_path: Path) -> None:
     # How much it learns in two minutes depends on the machine; that it learns does not.
     losses = [float(loss) for loss in re.findall(r"^step .* loss ([\d.]+)", done.stdout, re.M)]
     assert losses[-1] < losses[0] - 1
-    assert re.search(r"^quality: +[\d.]+% of the masked words in .*: [\d.]+%$", done.stdout, re.M)
+    assert re.search(r"^quality: +[\d.]+% of masked words predicted in .*: [\d.]+%$", done.stdout, re.M)
     assert re.search(r"united \[MASK\] \.\n +\S+ [\d.]+%", done.stdout)
     for made in ("report.html", "model/model.safetensors", "model/README.md", "recipe.toml"):
         assert (clone / "runs" / "demo" / made).is_file()

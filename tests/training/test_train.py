@@ -63,7 +63,7 @@ def test_it_leaves_a_model_a_report_and_a_card(made: Trained) -> None:
     assert [line.partition(":")[0] for line in of_nothing] == ["made", "quality", "warning", "files", "use", "next"]
     many = {"mlm_accuracy": 0.3, "constant_accuracy": 0.05, "examples": 2000}
     much = summary(replace(made, metrics=made.metrics | many))
-    assert much[1] == "quality:  30.0% of the masked words in 2,000 held-out examples; always the commonest word: 5.0%"
+    assert much[1] == "quality:  30.0% of masked words predicted in 2,000 held-out examples; always the commonest: 5.0%"
     assert not any(line.startswith("warning") for line in much)
     head = (made.folder / "recipe.toml").read_text()
     assert "# train.fits" in head
