@@ -44,7 +44,8 @@ MANY_EPOCHS = 200  # more teach a text by heart
 LENGTHS = ("train.max_steps", "train.epochs")  # settings that replace the budget
 SETTING_OF = {
     "step": ("batch.sequences", "batch.tokens"), "learning rate": ("optimizer.learning_rate",),
-    "dropout": ("model.hidden_dropout",), "length": ("data.max_seq_length",), "next sentence": ("model.nsp",),
+    "dropout": ("model.hidden_dropout",), "first heads": ("model.initial_heads",),
+    "length": ("data.max_seq_length",), "next sentence": ("model.nsp",),
 }  # fmt: skip
 """The settings behind a choice, by its name; if the user sets one, the choice is not listed."""
 
@@ -196,6 +197,8 @@ def make_plan(
         shape = f"{model.num_layers} x {model.hidden_size}, {count_parameters(model)[0] / 1e6:.1f} M parameters"
         choices.insert(2, Choice("size", f"{size} ({shape})", why))
         choices.insert(3, Choice("vocabulary", f"up to {vocabulary:,}", f"word pieces, from the text; for size {size}"))
+        start = "4 heads, initial weights of 0.06" if size in WIDE_START else "a short run learns sooner"
+        choices.append(Choice("first heads", "on adjacent words", start))
         reads = tokens / count_parameters(model)[1]
         if reads < FEW_TOKENS and not lengths:
             few = Choice("warning", f"{reads:.1g} tokens per parameter", "it will learn little; give a longer --budget")

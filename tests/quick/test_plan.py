@@ -116,3 +116,15 @@ def test_a_budget_of_many_epochs_is_remarked_on() -> None:
     warnings = [one.value for one in make_plan(text_of(40), H200, budget="24h").choices if one.what == "warning"]
     assert warnings == ["over 200 epochs"]
     assert not any(one.what == "warning" for one in make_plan(text_of(4000), H200, budget="2m").choices)
+
+
+def test_steps_and_first_heads_follow_the_device_and_are_said() -> None:
+    on_gpu = make_plan(text_of(4000), H200, budget="9m")
+    tokens = H200.tokens_in(540, on_gpu.settings(HELD_OUT))
+    assert int(on_gpu.overrides["batch.tokens"]) == pytest.approx(tokens / 16_000, rel=0.1)
+    assert on_gpu.overrides["model.initial_heads"] == "neighbours"
+    assert "first heads" in [one.what for one in on_gpu.choices]
+    set_by_user = make_plan(text_of(4000), H200, budget="9m", given={"model.initial_heads": "random"})
+    assert set_by_user.overrides["model.initial_heads"] == "random"
+    assert "first heads" not in [one.what for one in set_by_user.choices]
+    assert "model.initial_heads" not in make_plan(text_of(40), H200, budget="9m", init="weights").overrides
