@@ -1,8 +1,9 @@
 """Mutates files of every kind that bertrain reads, and reads them: a UserError or a result, nothing else, and soon.
 
-    python -m tests.fuzz --seconds 600 --seed 1 [READER ...]
+    python -m tests.fuzz --seconds 600 --seed 1 [--processes 8] [--output FILE] [READER ...]
 
-prints one line for each reader, and what it did wrong with the mutation that repeats it.
+prints one line for each reader, and what it did wrong with the mutation that repeats it. Every process reads all files
+with a seed of its own, and `--output` adds what they came to, to the list in FILE.
 """
 
 from __future__ import annotations
@@ -12,6 +13,8 @@ import bz2
 import gzip
 import json
 import lzma
+import os
+import platform
 import random
 import re
 import shutil
@@ -19,7 +22,9 @@ import tempfile
 import time
 import traceback
 from collections.abc import Callable
-from dataclasses import dataclass
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -359,32 +364,87 @@ class Fuzzed:
         return Finding(self.reader.name, failure, content) if failure else None
 
 
+@dataclass
+class Count:
+    """What became of the mutations of one reader."""
+
+    read: int = 0
+    refused: int = 0
+    slowest_s: float = 0.0
+    faults: int = 0
+    left_out: str = ""
+
+    def __add__(self, other: Count) -> Count:
+        return Count(
+            self.read + other.read, self.refused + other.refused, max(self.slowest_s, other.slowest_s),
+            self.faults + other.faults, self.left_out,
+        )  # fmt: skip
+
+    @property
+    def mutations(self) -> int:
+        return self.read + self.refused + self.faults
+
+
+def fuzz(reader: Reader, folder: Path, seconds: float, seed: int) -> Count:
+    """Mutate and read for `seconds`; each new fault is printed, with the file that shows it again."""
+    try:
+        fuzzed = Fuzzed(reader, folder)
+    except ModuleNotFoundError as missing:
+        return Count(left_out=f"{missing.name} is not installed")
+    draw, end, seen, faults = random.Random(f"{seed} {reader.name}"), time.monotonic() + seconds, set[str](), 0
+    while time.monotonic() < end:
+        finding = fuzzed.try_one(draw)
+        if finding is None:
+            continue
+        faults += 1
+        if (key := re.sub(r"\d+", "", finding.what[-300:])) not in seen:
+            seen.add(key)
+            kept = Path(tempfile.gettempdir()) / f"fuzz-{seed}-{folder.name}-{len(seen)}"
+            kept.write_bytes(finding.content)
+            print(f"{reader.name}: {finding.what}\n(mutated file kept as {kept})", flush=True)
+    return Count(fuzzed.num_read, fuzzed.num_refused, round(fuzzed.slowest, 3), faults)
+
+
+def fuzz_all(names: list[str], seconds: float, seed: int) -> dict[str, Count]:
+    """The count of each reader whose name contains one of `names`; all share the time."""
+    chosen = [one for one in readers() if not names or any(name in one.name for name in names)]
+    with tempfile.TemporaryDirectory() as folder:
+        return {
+            reader.name: fuzz(reader, Path(folder) / str(number), seconds / len(chosen), seed)
+            for number, reader in enumerate(chosen)
+        }
+
+
+def write(path: Path, seed: int, processes: int, counts: dict[str, Count]) -> None:
+    """Add a record to the list in `path`: no fault is written over."""
+    machine = {"system": platform.platform(), "cores": os.cpu_count(), "python": platform.python_version()}
+    mutations, faults = (sum(getattr(one, name) for one in counts.values()) for name in ("mutations", "faults"))
+    record = {"seed": seed, "processes": processes, "machine": machine, "mutations": mutations, "faults": faults}
+    record["readers"] = {name: asdict(count) for name, count in counts.items()}
+    records = json.loads(path.read_text()) if path.exists() else []
+    path.write_text(json.dumps([*records, record], indent=1) + "\n")
+
+
 def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--seconds", type=float, default=60)
     parser.add_argument("--seed", type=int, default=random.randrange(2**32))
+    parser.add_argument("--processes", type=int, default=1)
+    parser.add_argument("--output", type=Path)
     parser.add_argument("readers", nargs="*")
     given = parser.parse_args()
-    chosen = [one for one in readers() if not given.readers or any(name in one.name for name in given.readers)]
-    failed, total = 0, 0
-    with tempfile.TemporaryDirectory() as folder:
-        for number, reader in enumerate(chosen):
-            fuzzed = Fuzzed(reader, Path(folder) / str(number))
-            draw = random.Random(f"{given.seed} {reader.name}")
-            end, seen = time.monotonic() + given.seconds / len(chosen), set[str]()
-            while time.monotonic() < end:
-                total += 1
-                finding = fuzzed.try_one(draw)
-                if finding and (key := re.sub(r"\d+", "", finding.what[-300:])) not in seen:
-                    seen.add(key)
-                    failed += 1
-                    kept = Path(tempfile.gettempdir()) / f"fuzz-{number}-{len(seen)}"
-                    kept.write_bytes(finding.content)
-                    print(f"{reader.name}: {finding.what}\n(mutated file kept as {kept})")
-            counts = f"{fuzzed.num_read} read, {fuzzed.num_refused} refused, slowest {fuzzed.slowest:.2f} s"
-            print(f"{reader.name}: {counts}", flush=True)
-    print(f"seed {given.seed}: {total} mutations, {failed} faults")
-    raise SystemExit(failed > 0)
+    with ProcessPoolExecutor(given.processes) as pool:
+        seeds = range(given.seed, given.seed + given.processes)
+        parts = list(pool.map(partial(fuzz_all, given.readers, given.seconds), seeds))
+    counts = {name: sum((part[name] for part in parts[1:]), parts[0][name]) for name in parts[0]}
+    for name, count in counts.items():
+        done = f"{count.read} read, {count.refused} refused, {count.faults} faults, slowest {count.slowest_s:.2f} s"
+        print(f"{name}: {f'left out: {count.left_out}' if count.left_out else done}")
+    faults = sum(count.faults for count in counts.values())
+    print(f"seed {given.seed}: {sum(count.mutations for count in counts.values())} mutations, {faults} faults")
+    if given.output:
+        write(given.output, given.seed, given.processes, counts)
+    raise SystemExit(faults > 0)
 
 
 if __name__ == "__main__":
