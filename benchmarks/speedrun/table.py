@@ -19,7 +19,8 @@ def row(record: dict[str, Any]) -> str:
     start_up = f"{record['start_up_s']:.0f}" if "start_up_s" in record else "-"
     times = ["-", "-"] if record.get("note") else [minutes, start_up]
     cells = [record["date"], record["name"], *times, f"{record['steps']:,}", tokens]
-    cells += [f"{held_out['mlm_loss']:.3f}", f"{held_out['mlm_accuracy']:.1%}", mean_of(record.get("tasks"))]
+    accuracy = f"{held_out['mlm_accuracy']:.1%}" if "mlm_accuracy" in held_out else "-"
+    cells += [f"{held_out['mlm_loss']:.3f}", accuracy, mean_of(record.get("tasks"))]
     return f"| {' | '.join(cells)} |\n"
 
 
