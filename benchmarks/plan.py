@@ -194,7 +194,7 @@ def table(rows: list[dict[str, Any]]) -> str:
 
 
 OURS = [
-    ("8 H200", "h200", 8, "nvlink", "mlperf-nvidia-1x8x48-packed", [], "4.97 min (Supermicro, v4.1)"),
+    ("8 H200", "h200", 8, "nvlink", "mlperf-nvidia-1x8x48-packed", [], "4.76 min (HPE, v5.0)"),
     ("64 H100", "h100", 64, "nvlink+ib-ndr", "mlperf-nvidia-8x8x36-packed", [], "0.887 min (Cisco, v5.0)"),
     (
         "1,024 A100", "a100", 1024, "nvlink+ib-hdr", "mlperf-nvidia-434x8x2-packed",
