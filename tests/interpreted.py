@@ -35,7 +35,7 @@ from bertrain.kernels.layernorm import dropout_add_layernorm_plain
 from bertrain.kernels.prenorm import add_layernorm_forward, layernorm_forward
 from bertrain.kernels.random import attention_keep_mask, rows_keep_mask
 from bertrain.kernels.reduction import column_sums
-from bertrain.kernels.self_test import Sizes
+from bertrain.kernels.self_test_checks import Sizes
 from bertrain.model import fused_modern, fused_self_test
 from bertrain.optim.clipping import clip_factor, norm
 from bertrain.optim.verdict import Verdict

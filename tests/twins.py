@@ -28,7 +28,7 @@ from bertrain.kernels.gelu import bias_gelu_plain
 from bertrain.kernels.lamb import LambTable, Part, lamb_step, lamb_step_plain
 from bertrain.kernels.layernorm import dropout_add_layernorm_backward, dropout_add_layernorm_forward
 from bertrain.kernels.prenorm import add_layernorm_backward, add_layernorm_forward
-from bertrain.kernels.self_test import (  # noqa: F401 - tests call them as members of this module
+from bertrain.kernels.self_test_twins import (  # noqa: F401 - tests call them as members of this module
     NORM_EPS,
     attention_both_ways,
     attention_error,
@@ -48,7 +48,7 @@ from bertrain.kernels.self_test import (  # noqa: F401 - tests call them as memb
     twin_both_ways,
     word_embedding_both_ways,
 )
-from bertrain.kernels.self_test import relative_error as error  # noqa: F401
+from bertrain.kernels.self_test_twins import relative_error as error  # noqa: F401
 
 Tensors = tuple[Tensor, ...]
 GELU_ERROR = 4e-6, 8e-6

@@ -7,8 +7,9 @@ from __future__ import annotations
 import torch
 
 from bertrain.config.settings import ModelSettings
-from bertrain.kernels import backend, self_test
-from bertrain.kernels.self_test import LENGTHS, Sizes, boundaries, positions_of, relative_error
+from bertrain.kernels import backend, self_test_checks
+from bertrain.kernels.self_test_checks import LENGTHS, Sizes
+from bertrain.kernels.self_test_twins import boundaries, positions_of, relative_error
 from bertrain.model.arena import Arena
 from bertrain.model.batch import IGNORED, Batch
 from bertrain.model.encoder import split_parts
@@ -72,7 +73,7 @@ def _run(fused: FusedModel, batch: Batch) -> None:
 
 
 # BERT has been trained on GPUs for long: for it, the checks of its kernels say enough about a new machine.
-self_test.OF_MODELS["modern"] = {"whole model": whole_model}
+self_test_checks.OF_MODELS["modern"] = {"whole model": whole_model}
 
 if __name__ == "__main__":
-    self_test.main()
+    self_test_checks.main()

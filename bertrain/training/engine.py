@@ -20,6 +20,7 @@ from bertrain.config.settings import Settings
 from bertrain.data.feed.batching import SHAPES
 from bertrain.data.feed.loader import Step
 from bertrain.kernels import backend, cpu_library, self_test
+from bertrain.kernels.self_test_checks import Sizes
 from bertrain.model import fused_self_test  # noqa: F401 - adds the whole model to the self-test
 from bertrain.model.arena import Arena
 from bertrain.model.batch import Batch
@@ -167,10 +168,10 @@ def failed_kernel(settings: Settings, device: torch.device) -> str:
     return self_test.why_failed(kernel_sizes(settings), device) if device.type == "cuda" else ""
 
 
-def kernel_sizes(settings: Settings) -> self_test.Sizes:
+def kernel_sizes(settings: Settings) -> Sizes:
     """What the kernels of a run are compiled for."""
     model = settings.model
-    return self_test.Sizes(
+    return Sizes(
         hidden=model.hidden_size, heads=model.num_heads, inner=model.intermediate_size, vocabulary=model.vocab_size,
         padded_vocabulary=model.padded_vocab_size, hidden_dropout=model.hidden_dropout,
         attention_dropout=model.attention_dropout, fp8=settings.train.precision == "fp8", family=model.family,

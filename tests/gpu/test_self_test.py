@@ -11,30 +11,29 @@ import torch
 
 from bertrain.kernels import self_test
 from bertrain.kernels.backend import available
+from bertrain.kernels.self_test_checks import Checks, Sizes
 from bertrain.training.start import pretrain
 from tests import helpers
 
 USABLE, REASON = available("cuda") if torch.cuda.is_available() else (False, "no CUDA device")
 pytestmark = pytest.mark.skipif(not USABLE, reason=REASON)
 
-BASE = self_test.Sizes(
+BASE = Sizes(
     hidden=768, heads=12, inner=3072, vocabulary=30522, padded_vocabulary=30528, hidden_dropout=0.1,
     attention_dropout=0.1, fp8=torch.cuda.is_available() and torch.cuda.get_device_capability() >= (8, 9),
 )  # fmt: skip
 BROKEN = {
-    "wrong numbers": "self_test.gelu_both_ways = lambda *inputs: tuple(2 * x for x in real(*inputs))",
-    "no compilation": "self_test.gelu_both_ways = lambda *inputs: triton.compile('not a kernel')",
-    "an illegal address": "self_test.gelu_both_ways = lambda *inputs: os.abort()",
+    "wrong numbers": "self_test_checks.gelu_both_ways = lambda *inputs: tuple(2 * x for x in real(*inputs))",
+    "no compilation": "self_test_checks.gelu_both_ways = lambda *inputs: triton.compile('not a kernel')",
+    "an illegal address": "self_test_checks.gelu_both_ways = lambda *inputs: os.abort()",
 }
 
 
 @pytest.mark.parametrize("sizes", [BASE, replace(BASE, inner=1152, family="modern", window=64)])
-def test_every_kernel_agrees_with_its_twin(sizes: self_test.Sizes) -> None:
+def test_every_kernel_agrees_with_its_twin(sizes: Sizes) -> None:
     results, errors = self_test.examine(sizes, "cuda")
     print(errors)
-    assert {result.kernel: result.failure for result in results} == dict.fromkeys(
-        self_test.Checks(sizes, "cpu").all(), ""
-    )
+    assert {result.kernel: result.failure for result in results} == dict.fromkeys(Checks(sizes, "cpu").all(), "")
     for result in results:
         print(result)
 
@@ -45,10 +44,10 @@ def test_a_broken_kernel_costs_a_run_only_speed(
 ) -> None:
     lines = (
         "import os, triton",
-        "from bertrain.kernels import self_test",
-        "real = self_test.gelu_both_ways",
+        "from bertrain.kernels import self_test_checks",
+        "real = self_test_checks.gelu_both_ways",
         BROKEN[fault],
-        "self_test.main()",
+        "self_test_checks.main()",
     )
     monkeypatch.setattr(self_test, "child_command", lambda: [sys.executable, "-c", "\n".join(lines)])
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))

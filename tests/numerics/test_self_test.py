@@ -10,11 +10,12 @@ import pytest
 import torch
 
 from bertrain.kernels import self_test
+from bertrain.kernels.self_test_checks import Checks, Sizes
 from bertrain.training import engine
 from bertrain.training.start import pretrain
 from tests import helpers
 
-SIZES = self_test.Sizes(
+SIZES = Sizes(
     hidden=16, heads=1, inner=16, vocabulary=30, padded_vocabulary=32, hidden_dropout=0.1, attention_dropout=0.1,
     fp8=False,
 )  # fmt: skip
@@ -25,9 +26,9 @@ def child(kernels: str) -> list[str]:
     """A child whose kernels are others: `kernels` is the source of a dict."""
     lines = (
         "import os, time, torch",
-        "from bertrain.kernels import self_test",
-        f"self_test.Checks.all = lambda self: {kernels}",
-        "self_test.main()",
+        "from bertrain.kernels import self_test_checks",
+        f"self_test_checks.Checks.all = lambda self: {kernels}",
+        "self_test_checks.main()",
     )
     return [sys.executable, "-c", "\n".join(lines)]
 
@@ -37,11 +38,11 @@ def use(monkeypatch: pytest.MonkeyPatch, command: list[str]) -> None:
 
 
 @pytest.mark.parametrize("sizes", [SIZES, replace(SIZES, family="modern", window=9)])
-def test_every_kernel_agrees_with_its_twin(monkeypatch: pytest.MonkeyPatch, sizes: self_test.Sizes) -> None:
+def test_every_kernel_agrees_with_its_twin(monkeypatch: pytest.MonkeyPatch, sizes: Sizes) -> None:
     pytest.importorskip("triton")
     monkeypatch.setenv("TRITON_INTERPRET", "1")
     results, _ = self_test.examine(sizes, "cpu")
-    assert {result.kernel for result in results} == self_test.Checks(sizes, "cpu").all().keys()
+    assert {result.kernel for result in results} == Checks(sizes, "cpu").all().keys()
     for result in results:
         assert not result.failure
         assert result.error is not None
