@@ -40,7 +40,6 @@ from bertrain.config.resolve import to_toml
 from bertrain.config.settings import Settings
 from bertrain.data.text.documents import EXTRACT_DESCRIPTION, EXTRACT_TRAINING
 from bertrain.data.text.survey import survey
-from bertrain.pipeline.card import model_card
 from bertrain.pipeline.folder import locked
 from bertrain.pipeline.plan import HELD_OUT, Machine, Plan, Size, Text, make_plan, refuse_too_little
 from bertrain.pipeline.request import Request, check_request, make_request
@@ -360,10 +359,12 @@ def measure_machine(device: str = "auto", nproc: int = 0) -> Machine:
 def _hand_over(plan: Plan, request: Request, out: Path) -> None:
     """Write the report, the Transformers folder with its card, and the recipe of the run."""
     from bertrain.reports.report import report
+    from bertrain.weights.card import model_card
     from bertrain.weights.export import export
+    from bertrain.weights.huggingface import CARD
 
     run = Run.open(out / "run")
-    settings, mask = run.settings, run.vocabulary().special[-1]
+    settings = run.settings
     # train.fits has what the budget made of the clock; train.max_steps would say another length
     length = replace(settings.train, budget="", max_steps=settings.train.last_step() or settings.train.max_steps)
     recipe = to_toml(replace(settings, batch=replace(settings.batch, auto=False), train=length))
@@ -373,10 +374,12 @@ def _hand_over(plan: Plan, request: Request, out: Path) -> None:
     report([out / "run"], out=out / "report.html")
     if not (out / "model").is_dir():
         export(out / "run", out / "model")
-    results = _results(out)
-    text = _read_extracted(out / "text" / EXTRACT_DESCRIPTION)
-    language = text["survey"].get("language", "") if request.language == "auto" else request.language
-    write_atomically(out / "model" / "README.md", model_card(settings, results.metrics, text["counts"], language, mask))
+    extracted = _read_extracted(out / "text" / EXTRACT_DESCRIPTION)
+    counts, survey = extracted["counts"], extracted["survey"]
+    text = f"{counts['documents'] - counts['held_out']:,} documents, and {counts['held_out']:,} held out for evaluation"
+    language = survey.get("language", "") if request.language == "auto" else request.language
+    card = model_card(run, text=f"{text}; exact duplicates were left out.", language=language)
+    write_atomically(out / "model" / CARD, card)
 
 
 def _results(out: Path) -> Trained:

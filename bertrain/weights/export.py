@@ -8,7 +8,9 @@ from pathlib import Path
 from bertrain.base.console import remark
 from bertrain.base.errors import UserError
 from bertrain.base.formatting import counted
+from bertrain.run.folder import Run
 from bertrain.weights import huggingface, onnx
+from bertrain.weights.card import model_card
 from bertrain.weights.source import NEWEST, open_source, read_weights, refuse_incomplete
 from bertrain.weights.tensors import WRITTEN_PADDINGS, Kind, Weights, list_names, load_tensors
 
@@ -74,8 +76,9 @@ def export(
 ) -> Path:
     """Write the weights of a run's checkpoint (newest, best or a step), or of a folder, to the folder `out`.
 
-    `to` is huggingface; nvidia: a file like MLPerf's model.ckpt-28252.pt, its vocabulary padded to a multiple of 8 or
-    of `pad_vocab_to`; or onnx: a graph for onnxruntime, in the `precision` fp32 (default), fp16 or int8.
+    `to` is huggingface, with a model card if it is a run; nvidia: a file like MLPerf's model.ckpt-28252.pt, its
+    vocabulary padded to a multiple of 8 or of `pad_vocab_to`; or onnx: a graph for onnxruntime, in the `precision` fp32
+    (default), fp16 or int8.
 
     Example: bertrain.export("runs/tiny", "exported")
     """
@@ -96,7 +99,8 @@ def export(
         raise UserError(error.code, f"{error}; `bertrain weights import` accepts weights without heads") from None
     if to == "huggingface":
         _refuse_without_vocabulary(weights, source)
-        huggingface.write_folder(Path(out), weights, pad_vocab_to=padding)
+        card = model_card(Run.open(source), weights.global_step) if weights.kind == "run" else ""
+        huggingface.write_folder(Path(out), weights, pad_vocab_to=padding, card=card)
         return Path(out)
     if weights.settings.family != "bert" or weights.settings.is_roberta:
         kind = "RoBERTa" if weights.settings.is_roberta else f"model.family {weights.settings.family}"

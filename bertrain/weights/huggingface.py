@@ -66,6 +66,7 @@ LOADERS = {
     "tag": "AutoModelForTokenClassification",
     "embed": "AutoModel",
 }  # the class of Transformers that loads a folder, by head
+CARD = "README.md"
 PROBLEM_TYPES = {
     "classify": "single_label_classification",
     "multilabel": "multi_label_classification",
@@ -189,8 +190,11 @@ def to_huggingface(weights: Weights, *, pad_vocab_to: int = 1, pad_bias: float =
     return out
 
 
-def write_folder(out: Path, weights: Weights, *, pad_vocab_to: int = 1) -> None:
-    """Write a folder that AutoModel (or AutoModelFor..., by head) and AutoTokenizer load; complete, or not at all."""
+def write_folder(out: Path, weights: Weights, *, pad_vocab_to: int = 1, card: str = "") -> None:
+    """Write a folder that AutoModel (or AutoModelFor..., by head) and AutoTokenizer load; complete, or not at all.
+
+    `card` becomes its README.md.
+    """
     refuse_occupied(out)
     # With such a bias, padding is never predicted.
     tensors = to_huggingface(weights, pad_vocab_to=pad_vocab_to, pad_bias=-10000.0)
@@ -203,6 +207,8 @@ def write_folder(out: Path, weights: Weights, *, pad_vocab_to: int = 1) -> None:
         if settings.head == "embed":
             length = weights.max_seq_length or settings.max_positions
             write_pipeline(folder, SentencePipeline(settings.pooling, True, length), settings.hidden_size)
+        if card:
+            (folder / CARD).write_text(card)
 
 
 def write_companions(folder: Path, weights: Weights, settings: ModelSettings) -> None:

@@ -17,6 +17,7 @@ from tests.soak.outcome import Outcome
 
 RECORDS = {"metrics.jsonl", "environment.json", "logs", "tensorboard"}
 """Files of a run that hold what happened. Only pages and lists show them; no other result depends on them."""
+SHOWS_RECORDS = ("report", "logs", "model card")
 
 
 def flip(draw: random.Random, scene: Scene, place: Path) -> Outcome:
@@ -53,7 +54,7 @@ def flip(draw: random.Random, scene: Scene, place: Path) -> Outcome:
         elif result != whole[2]:
             if "warning:" in err.replace(whole[1], ""):
                 found = True
-            elif verb in ("report", "logs") and RECORDS & {*named.parts}:
+            elif verb in SHOWS_RECORDS and RECORDS & {*named.parts}:
                 shown = True
             else:
                 raise AssertionError(f"{note}, {verb}: another result without a word:\n{result}\nnot\n{whole[2]}")
@@ -68,7 +69,8 @@ def _use(run: Path, data: Path, folder: Path) -> dict[str, tuple[int, str, objec
     verbs: dict[str, tuple[list[object], Callable[[str], object]]] = {
         "evaluate": (["evaluate", run, "--data", data, "--json"], str),
         "fill-mask": (["fill-mask", run, "bato [MASK] kese", "--json"], str),
-        "weights export": (["weights", "export", run, "--out", exported], lambda _: files_of(exported)),
+        "weights export": (["weights", "export", run, "--out", exported], lambda _: _without_card(exported)),
+        "model card": (["weights", "export", run, "--out", exported / "again"], lambda _: files_of(exported / "again")),
         "report": (["report", run, "--out", page], lambda _: digest(page)),
         "logs": (["logs", run], str),
         "resume": (["resume", run], lambda _: _tensors(run)),
@@ -78,6 +80,10 @@ def _use(run: Path, data: Path, folder: Path) -> dict[str, tuple[int, str, objec
         ended = command_line(*words, check=False)
         found[verb] = (ended.code, ended.err, result(ended.out) if ended.code == 0 else None)
     return found
+
+
+def _without_card(exported: Path) -> dict[str, str]:
+    return {name: content for name, content in files_of(exported).items() if name != "README.md"}
 
 
 def _tensors(run: Path) -> dict[str, str]:

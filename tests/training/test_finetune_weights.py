@@ -13,6 +13,7 @@ from bertrain.run.folder import Run
 from bertrain.tasks.registry import open_task
 from bertrain.training.finetune import finetune
 from bertrain.training.start import pretrain
+from bertrain.training.task_results import metrics_of
 from bertrain.training.task_settings import resolve_task
 from bertrain.weights.export import export
 from bertrain.weights.source import read_weights
@@ -24,6 +25,9 @@ def test_a_classifier_is_transformers_too(mini: Miniature, colours: Path, tmp_pa
     transformers = pytest.importorskip("transformers")
     done = command_line("weights", "export", colours, "--out", tmp_path / "out")
     assert "AutoModelForSequenceClassification" in done.out
+    card = (tmp_path / "out" / "README.md").read_text()
+    assert "pipeline_tag: text-classification" in card
+    assert f"| accuracy | {metrics_of(colours)['accuracy']:.2%} |" in card
     theirs = transformers.AutoModelForSequenceClassification.from_pretrained(tmp_path / "out").eval()
     assert theirs.config.id2label == dict(enumerate(sorted(miniature_tasks.COLOURS)))
     texts = [line.split(",")[0] for line in (mini.table / "dev.csv").read_text().splitlines()[1:]]

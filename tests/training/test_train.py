@@ -54,11 +54,12 @@ def test_it_leaves_a_model_a_report_and_a_card(made: Trained) -> None:
     assert "<html" in made.report.read_text()
     card = (made.model / "README.md").read_text()
     assert "pipeline_tag: fill-mask" in card
-    assert f"{made.metrics['mlm_accuracy']:.1%}" in card
+    assert f"{made.metrics['mlm_accuracy']:.2%}" in card
     text = json.loads((made.folder / "text" / "extract.json").read_text())
     assert text["counts"]["documents"] == 30
     assert text["counts"]["held_out"] == 3
-    assert f"{made.metrics['examples']:,.0f} examples" in card
+    assert f"{made.metrics['examples']:,.0f} held-out examples" in card
+    assert "27 documents, and 3 held out" in card
     of_nothing = summary(replace(made, metrics=made.metrics | {"mlm_accuracy": 0.05, "constant_accuracy": 0.05}))
     assert [line.partition(":")[0] for line in of_nothing] == ["made", "quality", "warning", "files", "use", "next"]
     many = {"mlm_accuracy": 0.3, "constant_accuracy": 0.05, "examples": 2000}

@@ -10,8 +10,11 @@ import torch
 
 from bertrain.base.errors import UserError
 from bertrain.config.resolve import resolve
+from bertrain.run.folder import Run
+from bertrain.run.stream import read_metrics
 from bertrain.training.fill_mask import fill_mask
 from bertrain.training.start import pretrain
+from bertrain.weights.card import model_card
 from bertrain.weights.export import export
 from bertrain.weights.source import build_model, read_weights
 from tests import helpers
@@ -20,8 +23,10 @@ from tests import helpers
 @pytest.fixture(scope="module")
 def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("weights")
-    settings = helpers.tiny_settings(train__max_steps=5, model__pad_vocab_to=64, optimizer__learning_rate=0.01)
-    pretrain(settings, helpers.make_data(folder), folder / "run")
+    data = helpers.make_data(folder)
+    shape = {"train__max_steps": 5, "model__pad_vocab_to": 64, "optimizer__learning_rate": 0.01}
+    settings = helpers.tiny_settings(evaluate__data=str(data), evaluate__every_samples=40, **shape)
+    pretrain(settings, data, folder / "run")
     return folder / "run"
 
 
@@ -66,6 +71,23 @@ def test_what_comes_back_is_bitwise_what_went_out(run: Path, exported: Path) -> 
     assert back.vocabulary == ours.vocabulary
     assert back.settings.vocab_size == ours.settings.vocab_size
     assert back.left_over == ()
+
+
+def test_a_run_has_a_card_with_what_it_learned(run: Path, exported: Path, tmp_path: Path) -> None:
+    card = (exported / "README.md").read_text()
+    assert card.startswith("---\nlibrary_name: transformers\npipeline_tag: fill-mask\n")
+    table = read_metrics(run / "metrics.jsonl")
+    early, late = table.evaluations[0], table.evaluations[-1]
+    assert early.step < late.step == 5
+    for fact in ("steps | 5", f"tokens read | {table.columns['tokens'].sum():,.0f}", "learning rate 0.01"):
+        assert f"| {fact}" in card or f", {fact}" in card, fact
+    assert f"| masked words predicted | {late.metrics['mlm_accuracy']:.2%} |" in card
+    assert str(run.parent) not in card, "the paths of a machine are not published"
+    before = model_card(Run.open(run), early.step)
+    assert f"| steps | {early.step} |" in before
+    assert f"| loss of masked words | {early.metrics['mlm_loss']:.4g} |" in before
+    assert "not evaluated" in model_card(Run.open(run), early.step - 1)
+    assert not (export(exported, tmp_path / "again") / "README.md").exists(), "nothing is known of other weights"
 
 
 def test_weights_are_for_whom_other_files_are(run: Path, exported: Path) -> None:
