@@ -61,7 +61,7 @@ def main() -> None:
             result["says"] = re.findall(r"Each point is the mean of [\d,]+ steps\.", page)
         results.append(result)
         print(
-            f"{steps:,} steps of {ranks} rank(s), {result['metrics_mb']:.0f} MB: report in "
+            f"{steps:,} steps on {ranks} ranks, {result['metrics_mb']:.0f} MB: report in "
             f"{result['report']['seconds']:.1f} s ({result['report']['cpu_seconds']:.1f} s of processor) and "
             f"{result['report']['peak_mb']:.0f} MB; a look in {result['look']['seconds']:.2f} s"
         )

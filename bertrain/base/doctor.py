@@ -11,6 +11,7 @@ from pathlib import Path
 
 from bertrain.base import hardware
 from bertrain.base.extras import EXTRAS, is_installed
+from bertrain.base.formatting import counted
 from bertrain.base.machine import cpu_flags, cpu_name, free_memory, read_or_empty, total_memory
 
 GIB = 2**30
@@ -53,7 +54,8 @@ def _cores() -> Finding:
     usable, all_cores = len(os.sched_getaffinity(0)), os.cpu_count() or 1
     limit = _cgroup_cores()
     found = f"{usable} of {all_cores} cores usable" + (f", {limit:g} by cgroup quota" if limit else "")
-    return Finding("cores", found, "ok", f"one rank uses {usable} thread(s); change with --train.threads or --nproc")
+    threads = counted(usable, "thread")
+    return Finding("cores", found, "ok", f"one rank uses {threads}; change with --train.threads or --nproc")
 
 
 def _cgroup_cores() -> float | None:

@@ -12,6 +12,7 @@ from typing import Annotated, Any
 
 from typer import Argument, Option
 
+from bertrain.base.formatting import counted
 from bertrain.cli import options
 from bertrain.cli.options import ENCODING, TEXT_COLUMN, AsJson, NewFolder, new_app, printed_json
 from bertrain.config.choices import (
@@ -62,7 +63,8 @@ def data_download(
     made = download(what, out, mirror=mirror, language=language, date=date)
     if printed_json(made, as_json):
         return
-    print(f"{out}: {len(made['fetched'])} file(s) fetched, {len(made['already_there'])} there already, all verified")
+    fetched = counted(len(made["fetched"]), "file")
+    print(f"{out}: {fetched} downloaded, {len(made['already_there'])} there already, all verified")
     for name in made["left_out"]:
         print(f"  left out, since nothing needs it: {name}")
     if what == "wikipedia":
@@ -119,7 +121,7 @@ def data_extract(
         print(f"skipped: {problem}", file=sys.stderr)
     counts = made["counts"]
     parts = sum(file["name"] != EVALUATION for file in made["files"])
-    print(f"{out}: {counts['documents']:,} documents, {counts['sentences']:,} sentences, in {parts} file(s)")
+    print(f"{out}: {counts['documents']:,} documents, {counts['sentences']:,} sentences, in {counted(parts, 'file')}")
     for reason, count in made["skipped"].items():
         print(f"  left out: {count:,} {reason}")
     if counts["held_out"]:
@@ -217,7 +219,7 @@ def data_prepare(
         found = make(scheduler=scheduler, dry_run=True)
         if not dry_run:
             options.start_ranks(1, runs=[out], data=inputs)
-        print(f"{found['files']:,} file(s), {found['units']:,} unit(s) of work; nothing was written")
+        print(f"{counted(found['files'], 'file')}, {counted(found['units'], 'unit')} of work; nothing was written")
         return
     with dask_scheduler(engine, scheduler) as address:
         if address is None and engine == "dask":
@@ -227,7 +229,8 @@ def data_prepare(
     if printed_json({"folder": str(out), "files": len(manifest["files"])} | facts, as_json):
         return
     mean = manifest["tokens"] / manifest["rows"]
-    print(f"{out}: {manifest['rows']:,} examples, {mean:.1f} tokens each, in {len(manifest['files'])} file(s)")
+    files = counted(len(manifest["files"]), "file")
+    print(f"{out}: {manifest['rows']:,} examples, {mean:.1f} tokens each, in {files}")
     _print_losses(manifest["preparation"], max_seq_length)
     if lower_case is None and vocab is not None:
         kept = "were folded: the vocabulary has neither" if manifest["vocabulary"]["lower_case"] else "were kept"
@@ -245,12 +248,12 @@ def _print_losses(preparation: dict[str, Any], max_seq_length: int) -> None:
     if share > 0.01:
         print(f"{share:.1%} of the words are not in the vocabulary ([UNK])")
     for name, what in (
-        ("sentences_longer_than_an_example", f"sentence(s) longer than {max_seq_length} tokens were cut"),
-        ("lines_not_utf8", "line(s) held bytes that are not UTF-8; those bytes were left out"),
-        ("lines_skipped", "line(s) were too long to be sentences and were skipped"),
+        ("sentences_longer_than_an_example", f"sentences cut because they exceed {max_seq_length} tokens"),
+        ("lines_not_utf8", "lines from which bytes that are not UTF-8 were left out"),
+        ("lines_skipped", "lines skipped because they are too long to be sentences"),
     ):
         if text.get(name):
-            print(f"{text[name]:,} {what}")
+            print(f"{what}: {text[name]:,}")
     for name in preparation.get("skipped_inputs", ()):
         print(f"skipped {name}: it could not be read as text")
 

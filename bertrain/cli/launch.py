@@ -14,6 +14,7 @@ import typer
 from typer import Option
 
 from bertrain.base.errors import UserError
+from bertrain.base.formatting import counted
 from bertrain.cli import options
 from bertrain.launch.job import JobSpec, Launcher, MpiType, Placement, Runtime, Task, make_job, place
 from bertrain.planning.devices import find_gpu
@@ -101,7 +102,7 @@ class Submission:
         if self.dry_run:
             print("\n".join([job_script(job), *(f"# {line}" for line in time)]))
             return
-        what = f"{job.world} rank(s)" + (f", {len(tasks)} tasks" if len(tasks) > 1 else "")
+        what = counted(job.world, "rank") + (f", {len(tasks)} tasks" if len(tasks) > 1 else "")
         print(f"job {job.folder}: {what}; follow it with `bertrain launch logs {job.folder}`", flush=True)
         if self.gpu is not None:
             print(*time, sep="\n", flush=True)

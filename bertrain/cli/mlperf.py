@@ -11,6 +11,7 @@ import typer
 from typer import Argument, Option
 
 from bertrain.base.errors import AgreedError, UserError
+from bertrain.base.formatting import counted
 from bertrain.base.machine import is_first_rank, under_launcher
 from bertrain.cli import options
 from bertrain.config import resolve as config
@@ -63,7 +64,8 @@ def mlperf_run(
         if dry_run:
             from bertrain.training.announce import dry_run as describe
 
-            print(f"{nexp} experiment(s) into {out}, each of them:\n{describe(experiments, data, world=world)}")
+            what = describe(experiments, data, world=world)
+            print(f"{counted(nexp, 'experiment')} into {out}, each of them:\n{what}")
             return
         parts = [*(["probe"] if settings.mlperf.probe_accuracy else []), *map(str, range(nexp))]
         options.start_ranks(
@@ -74,7 +76,7 @@ def mlperf_run(
         checked = run_experiments(settings, data, out, nexp=nexp, init=beginning, nproc=nproc, attempts=attempts)
         _print_verdict(checked, as_json=False)
         if not checked.score.converged:
-            print(f"none of {checked.score.results} experiment(s) reached the target: exit code 1")
+            print(f"no experiment reached the target (0 of {checked.score.results}): exit code 1")
             raise typer.Exit(1)
     elif only == "probe":
         accuracy = probe_initial_weights(settings, beginning)
@@ -219,7 +221,7 @@ def _describe(log: LogSummary, *, whole: bool) -> None:
     for doubt in log.doubts:
         print(f"  note: {doubt}")
     if log.unreadable_lines:
-        print(f"  {log.unreadable_lines} line(s) are torn or no JSON")
+        print(f"  lines that are truncated or not JSON: {log.unreadable_lines}")
     if whole:
         print(f"  {'samples':>12} {'seconds':>10} {'accuracy':>9} {'sequences/s':>12}")
         for one in log.evaluations:

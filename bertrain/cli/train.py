@@ -10,7 +10,7 @@ from typing import Annotated
 from typer import Argument, Option
 
 from bertrain.base.errors import UserError
-from bertrain.base.formatting import COLUMNS, wrap
+from bertrain.base.formatting import COLUMNS, counted, wrap
 from bertrain.base.machine import is_first_rank
 from bertrain.cli import options
 from bertrain.config import resolve as config
@@ -88,7 +88,7 @@ def _benchmark(settings: Settings, data: Path, nproc: int, *, steps: int, warm_u
     if not is_first_rank() or options.printed_json(metrics, as_json):
         return
     phases = "  ".join(f"{name} {ms:.2f}" for name, ms in metrics["phase_ms"].items())
-    print(f"{metrics['computing_with']} on {metrics['device']}, {metrics['ranks']} rank(s)")
+    print(f"{metrics['computing_with']} on {metrics['device']}, {counted(metrics['ranks'], 'rank')}")
     print(f"{metrics['ms_per_step']:.2f} ms per step, median of {steps} after {warm_up} ({phases})")
     print(f"{metrics['real_tokens_per_s']:,.0f} real tokens/s, {metrics['sequences_per_s']:,.1f} sequences/s")
     print(f"{metrics['peak_memory_gib']:.1f} GiB at most on the first rank")

@@ -34,6 +34,7 @@ from typing import Literal, get_args
 import bertrain
 from bertrain.base.errors import UserError
 from bertrain.base.files import new_folder
+from bertrain.base.formatting import counted
 from bertrain.base.schema import JsonError, check_value, load_json
 from bertrain.base.units import parse_duration
 from bertrain.config.resolve import to_toml
@@ -150,11 +151,11 @@ class JobSpec:
                 raise UserError("conflicting-options", f"--select has ngpus={found[1]}, {given}")
         chunks = self.selected_nodes()
         if self.nodes and chunks not in (0, self.nodes):
-            selected = f"--select {self.select} has {chunks} chunk(s)"
+            selected = f"--select {self.select} has {counted(chunks, 'chunk')}"
             raise UserError("conflicting-options", f"{selected}, but --nodes is {self.nodes}; leave out --nodes")
         listed, nodes = count_hosts(self.nodelist), self.nodes or 1
         if listed not in (0, nodes):
-            named = f"--nodelist {self.nodelist} names {listed} node(s)"
+            named = f"--nodelist {self.nodelist} names {counted(listed, 'node')}"
             raise UserError("conflicting-options", f"{named}, but --nodes is {nodes}; give --nodes {listed}")
 
     def selected_nodes(self) -> int:
@@ -280,7 +281,8 @@ def read_hostfile(path: Path, ranks_per_node: int, nodes: int) -> tuple[Host, ..
         if count > 1:
             raise UserError("repeated-host", f"{path} lists {name} more than once; give one line, with slots=N")
     if not hosts or len(hosts) < nodes:
-        raise UserError("too-few-hosts", f"{path} (--hostfile) lists {len(hosts)} host(s); --nodes is {nodes}")
+        listed = f"{path} (--hostfile) lists {counted(len(hosts), 'host')}"
+        raise UserError("too-few-hosts", f"{listed}, and the job needs {max(nodes, 1)}; add hosts, or lower --nodes")
     return tuple(hosts[: nodes or None])
 
 

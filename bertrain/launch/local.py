@@ -14,6 +14,7 @@ from dataclasses import fields
 from typing import Any
 
 from bertrain.base.errors import EXIT_HUNG, EXIT_INTERRUPTED, EXIT_LOST_RANK, EXIT_REQUEUE, EXIT_USER_ERROR
+from bertrain.base.formatting import counted
 from bertrain.launch.rendezvous import TIMEOUT_S, Rendezvous
 from bertrain.ranks.binding import USABLE, write_cpu_list
 from bertrain.ranks.restart import FAILED
@@ -43,7 +44,7 @@ def run_ranks(nproc: int, arguments: list[str], *, restarts: int = 0, progress: 
             reason = describe_failure(failed)
             consequence = f"starting all ranks again ({failures} of {restarts} without a new checkpoint)"
             if failures > restarts:
-                given_up = f"given up after {restarts} restart(s) without a new checkpoint (--restarts)"
+                given_up = f"gave up after {counted(restarts, 'restart')} without a new checkpoint (--restarts)"
                 consequence = given_up if restarts else "all ranks were stopped (--restarts restarts them)"
             print(f"bertrain: {reason}; {consequence}", file=sys.stderr, flush=True)
             if failures > restarts:

@@ -23,6 +23,7 @@ import torch.distributed as dist
 
 from bertrain.base import machine
 from bertrain.base.errors import AgreedError, ReportedElsewhereError, UserError
+from bertrain.base.formatting import counted
 from bertrain.base.machine import is_first_rank
 from bertrain.base.schema import parse_json
 from bertrain.config import resolve as config
@@ -65,7 +66,7 @@ class Preflight:
     def text(self) -> str:
         lines = [_describe(one, self.facts) for one in self.facts if one.is_first_of_node]
         if self.all_reduce_gb_per_s:
-            lines.append(f"all-reduce over {len(self.facts)} rank(s): {self.all_reduce_gb_per_s:.2f} GB/s")
+            lines.append(f"all-reduce over {counted(len(self.facts), 'rank')}: {self.all_reduce_gb_per_s:.2f} GB/s")
         lines += [f"{link.hosts[0]} to {link.hosts[1]}: {link.gb_per_s:.2f} GB/s" for link in self.links]
         lines += [f"warning: {warning}" for warning in self.warnings]
         lines += [f"refused: {refusal}" for refusal in self.refusals]
@@ -75,7 +76,8 @@ class Preflight:
     def refuse(self) -> None:
         if self.refusals:
             first, *others = self.refusals
-            raise AgreedError("preflight-failed", f"{1 + len(others)} reason(s) not to train, the first: {first}")
+            reasons = f"found {counted(1 + len(others), 'problem')}, the first: {first}"
+            raise AgreedError("preflight-failed", f"the check of the nodes {reasons}")
 
 
 def preflight_job(folder: str | Path) -> Preflight | None:
@@ -275,10 +277,11 @@ def _gpu_refusals(facts: Sequence[Facts], nodes: Sequence[Facts]) -> Iterator[st
     for one in nodes:
         ranks = len(_ranks_of_node(one, facts))
         if one.gpus_seen < ranks:
-            yield f"{_name(one)} has {one.gpus_seen} GPU(s) for {ranks} rank(s); lower --gpus-per-node, or request more"
+            seen = f"{counted(one.gpus_seen, 'GPU')} for {counted(ranks, 'rank')}"
+            yield f"{_name(one)} has {seen}; lower --gpus-per-node, or request more GPUs"
         for gpu in one.gpus:
             if gpu.errors:
-                yield f"{_name(one)}: GPU {gpu.number} has {gpu.errors} uncorrected memory error(s)"
+                yield f"{_name(one)}: GPU {gpu.number} has {counted(gpu.errors, 'uncorrected memory error')}"
 
 
 def _disk_refusals(nodes: Sequence[Facts], settings: Settings) -> list[str]:
@@ -322,7 +325,7 @@ def _describe(node: Facts, facts: Sequence[Facts]) -> str:
         [
             f"{_name(node)}: {', '.join(f'{name} {version}' for name, version in node.versions.items())}",
             f"  {memory:.1f} GiB of memory free, {disk:.1f} GiB of disk at {node.run_place}",
-            *([f"  {node.gpus_seen} GPU(s): {gpus}"] if node.gpus_seen else []),
+            *([f"  {counted(node.gpus_seen, 'GPU')}: {gpus}"] if node.gpus_seen else []),
             f"  network: {node.network}",
             *(f"  rank {one.rank} is bound to {one.binding}" for one in _ranks_of_node(node, facts)),
         ]

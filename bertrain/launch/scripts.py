@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from bertrain.base.errors import UserError
+from bertrain.base.formatting import counted
 from bertrain.launch.job import HOSTS, ONLY_HERE, Job, parse_time, write_time
 from bertrain.launch.local import SAVE_TIMEOUT_S
 
@@ -45,8 +46,9 @@ def _settings(job: Job) -> list[str]:
     return [
         "",
         f"# Written by `bertrain launch {job.launcher}`, {job.created}; can be submitted again unchanged.",
-        f"#   each rank runs: bertrain {first}" + (f", then {others} other task(s) of job.json" if others else ""),
-        f"#   on {job.spec.nodes} node(s), {job.world} rank(s) in all; code: {job.describe_code()}",
+        f"#   each rank runs: bertrain {first}"
+        + (f", then {counted(others, 'more task')} of job.json" if others else ""),
+        f"#   on {counted(job.spec.nodes, 'node')}, {counted(job.world, 'rank')} in all; code: {job.describe_code()}",
         "",
         f"job={shlex.quote(str(job.folder))}  # the job folder: logs, events, tasks",
         f"python={shlex.quote(job.python)}",

@@ -176,7 +176,7 @@ def _check_compliance(copy: Path, log: LogSummary, ruleset: str) -> Compliance:
         first, *dump = text.replace(TOKEN, "").splitlines()
         complaints.append("; ".join([first, *(line for line in dump if line.startswith("failed test"))]))
     if log.unreadable_lines:
-        complaints.append(f"{log.unreadable_lines} line(s) are truncated or not JSON")
+        complaints.append(f"lines that are truncated or not JSON: {log.unreadable_lines}")
     return Compliance(log.file, ruleset, not complaints, tuple(complaints))
 
 

@@ -14,6 +14,7 @@ from pathlib import Path
 from bertrain.base.errors import EXIT_USER_ERROR, ReportedElsewhereError, RequeueError, StoppedError, UserError
 from bertrain.base.extras import import_extra
 from bertrain.base.files import write_atomically
+from bertrain.base.formatting import counted
 from bertrain.base.machine import is_first_rank
 from bertrain.config.resolve import resolve, to_toml
 from bertrain.config.settings import Settings
@@ -58,7 +59,7 @@ def run_experiments(
     write_recipe(settings, out, data, init)
     evaluate = settings.evaluate
     every = evaluation_interval(evaluate, settings.nominal_sequences)
-    print(f"{nexp} experiment(s) into {out}, each with a new random seed", flush=True)
+    print(f"{counted(nexp, 'experiment')} into {out}, each with a new random seed", flush=True)
     print(f"  to an accuracy of {evaluate.target_accuracy:g}, evaluated every {every:,} samples", flush=True)
     common = ["mlperf", "run", str(out / RECIPE), "--data", str(data), "--out", str(out)]
     common += ["--init", init] if init else []

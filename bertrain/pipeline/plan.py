@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Literal, get_args
 
 from bertrain.base.errors import UserError
-from bertrain.base.formatting import compact, duration, wrap
+from bertrain.base.formatting import compact, counted, duration, wrap
 from bertrain.base.units import parse_duration
 from bertrain.config.model_size import count_parameters, training_flops
 from bertrain.config.resolve import resolve
@@ -223,7 +223,7 @@ def refuse_too_little(text: Text) -> None:
     if text.documents < LEAST_DOCUMENTS:
         raise UserError(
             "too-few-documents",
-            f"the text was read as {text.documents} document(s), and some must be held out: at least "
+            f"the text was read as {counted(text.documents, 'document')}, and some must be held out: at least "
             f"{LEAST_DOCUMENTS} are needed; put a blank line between documents and use --document-end blank-line",
         )
 

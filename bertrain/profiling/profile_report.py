@@ -274,7 +274,7 @@ def plot_steps(sets: Sequence[ProfileSet]) -> Plot:
         axes.plot(np.arange(len(values)) * group + 1, values, linewidth=1.1, color=RUN_COLORS[number % NUM_COLORS])
     groups = max(group_size(len(found.seconds)) for found in sets)
     note = "Milliseconds, in order." + (f" Each point is the mean of up to {groups} steps." if groups > 1 else "")
-    return Plot("Steps in order", note, to_svg(figure, f"Duration of each step of {len(sets)} set(s)"))
+    return Plot("Steps in order", note, to_svg(figure, f"Duration of each step of {counted(len(sets), 'set')}"))
 
 
 def plot_telemetry(sets: Sequence[ProfileSet], column: str) -> Plot | None:
@@ -290,4 +290,4 @@ def plot_telemetry(sets: Sequence[ProfileSet], column: str) -> Plot | None:
         color = RUN_COLORS[[id(one) for one in sets].index(id(found)) % NUM_COLORS]
         axes.plot(thin(times[there]), thin(values[there]), linewidth=1.1, color=color)
     note = f"{unit[:1].upper()}{unit[1:]}."
-    return Plot(title, note, to_svg(figure, f"{title} over time, of {len(having)} set(s)"))
+    return Plot(title, note, to_svg(figure, f"{title} over time, of {counted(len(having), 'set')}"))

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import TypeVar
 
 from bertrain.base.errors import UserError
+from bertrain.base.formatting import counted
 from bertrain.base.machine import read_or_empty
 
 T = TypeVar("T")
@@ -46,7 +47,7 @@ class Binding:
         nodes = sorted({core.node for core in self.cores})
         where = f"NUMA node{'s' if len(nodes) > 1 else ''} {write_cpu_list(nodes)}"
         shared = ", shared with other ranks" if self.is_shared else ""
-        return f"cpus {write_cpu_list(self.cpus)} ({len(self.cores)} core(s), {where}{shared})"
+        return f"cpus {write_cpu_list(self.cpus)} ({counted(len(self.cores), 'core')}, {where}{shared})"
 
 
 def parse_cpu_list(text: str) -> list[int]:

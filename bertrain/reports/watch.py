@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 from bertrain.base import logs
 from bertrain.base.console import PHASES
-from bertrain.base.formatting import YARDSTICKS, amount, duration, is_better_low, show, title_of
+from bertrain.base.formatting import YARDSTICKS, amount, counted, duration, is_better_low, show, title_of
 from bertrain.config.settings import TrainSettings
 from bertrain.run import checkpoint
 from bertrain.run.folder import ENVIRONMENT, Run, read_starts
@@ -227,7 +227,7 @@ def describe(seen: dict[str, Any]) -> list[tuple[str, str]]:
     lines += [(device, _sample_text(sample)) for device, sample in seen["telemetry"].items()]
     saved = f"step {seen['checkpoint']:,}" if seen["checkpoint"] is not None else "none yet"
     output = f"{duration(seen['last_word_s'])} ago" if seen["last_word_s"] is not None else "none"
-    return [*lines, ("checkpoint", f"{saved}; {seen['starts']} start(s); last output {output}")]
+    return [*lines, ("checkpoint", f"{saved}; {counted(seen['starts'], 'start')}; last output {output}")]
 
 
 def step_text(seen: dict[str, Any], bar_width: int = BAR_WIDTH) -> str:

@@ -48,7 +48,7 @@ def announce(
     console.say(f"run {run.folder}: {_describe_length(settings, epochs_per_step)}")
     console.say(f"data {data.folder} ({data.layout}): {_describe_rows(data, settings)}")
     console.say(f"model: {millions:.1f} M parameters, {settings.optimizer.name}; {_describe_step(settings)}")
-    console.say(f"device {ranks.device} ({reason}), {ranks.world} rank(s) of {threads} thread(s)")
+    console.say(f"device {ranks.device} ({reason}), {counted(ranks.world, 'rank')} of {counted(threads, 'thread')}")
     computing, *details = engine.choose(settings, ranks.device)[1].split("; ")
     console.say(f"computing with {computing}")
     details += [f"local rank {number} keeps to {binding.describe()}" for number, binding in enumerate(ranks.bindings)]
@@ -181,7 +181,8 @@ def dry_run(
         *([] if place.holds(settings) else ["  that is too much: this run would be refused"]),
         f"data: {_describe_rows(source, settings)}, {num_tokens:,} tokens",
         f"first step: {step.num_sequences:,} sequences, {step.num_tokens:,} tokens, "
-        f"{step.num_predictions:,} words to predict, in {step.num_bins} bins ({fill:.1%} full) for {world} rank(s)",
+        f"{step.num_predictions:,} words to predict, in {counted(step.num_bins, 'bin')} ({fill:.1%} full) for "
+        f"{counted(world, 'rank')}",
         *([f"balance: {_describe_balance(loader, settings, Progress())}"] if world > 1 else []),
         *([_describe_step(settings)] if settings.batch.ramp_tokens else []),
         _describe_length(settings, epochs_per_step),

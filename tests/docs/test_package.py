@@ -203,7 +203,7 @@ def test_dry_run_numbers_are_true(tmp_path: Path) -> None:
     total = (vocab + 64 + 2) * width + 2 * width + 2 * layer + heads
     assert f"parameters: {total:,}" in done.stdout
     assert "memory on each rank: about " in done.stdout
-    assert "for 3 rank(s)" in done.stdout
+    assert "for 3 ranks" in done.stdout
     assert "24 sequences" in done.stdout
 
 

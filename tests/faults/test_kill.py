@@ -214,5 +214,5 @@ def test_a_rank_that_dies_again_and_again_is_given_up(tmp_path: Path) -> None:
     assert launched.err.splitlines() == [
         f"{death}starting all ranks again (1 of 2 without a new checkpoint)",
         f"{death}starting all ranks again (2 of 2 without a new checkpoint)",
-        f"{death}given up after 2 restart(s) without a new checkpoint (--restarts)",
+        f"{death}gave up after 2 restarts without a new checkpoint (--restarts)",
     ]

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from bertrain.base.formatting import counted
 from bertrain.ranks.binding import read_topology, usable_cpus
 from bertrain.ranks.parallel import gpu_nodes
 from tests import helpers
@@ -27,7 +28,7 @@ def test_a_job_on_one_gpu(tmp_path: Path) -> None:
     done = launch(tmp_path, 1)
     print(done.stdout)
     assert done.returncode == 0, done.stderr
-    assert "GPU(s): " in done.stdout
+    assert counted(torch.cuda.device_count(), "GPU") + ": " in done.stdout
     assert "device cuda:0 " in done.stdout
     assert "pre-flight: fit to train" in done.stdout
     found = json.loads(helpers.bertrain("launch", "preflight", tmp_path / "job", "--json").stdout)
@@ -43,5 +44,6 @@ def test_a_job_on_one_gpu(tmp_path: Path) -> None:
 def test_more_ranks_than_gpus_are_refused(tmp_path: Path) -> None:
     done = launch(tmp_path, torch.cuda.device_count() + 1)
     assert done.returncode == 2, done.stdout
-    assert f"has {torch.cuda.device_count()} GPU(s) for {torch.cuda.device_count() + 1} rank(s)" in done.stdout
+    count = torch.cuda.device_count()
+    assert f"has {counted(count, 'GPU')} for {counted(count + 1, 'rank')}" in done.stdout
     assert not (tmp_path / "run").exists()

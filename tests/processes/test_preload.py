@@ -91,4 +91,4 @@ def test_the_system_s_allocator_can_be_asked_for(tmp_path: Path) -> None:
 def test_intel_s_threads_and_two_ranks(tmp_path: Path) -> None:
     said = said_by(tmp_path, "--train.openmp", "intel", "--nproc", 2)
     assert said.count("threads from Intel's OpenMP") == 1
-    assert "2 rank(s)" in said
+    assert "2 ranks" in said

@@ -14,6 +14,6 @@ def test_it_starts_the_ranks_that_were_asked_for(tmp_path: Path) -> None:
     settings = dict(SMALL) | {"train.max_steps": "3", "train.threads": "1"}
     given = [word for key, value in settings.items() for word in (f"--{key}", value)]
     done = helpers.bertrain("train", articles, "--out", out, "--size", "tiny", "--nproc", 2, *given)
-    assert "2 rank(s) of 1 thread(s)" in done.stdout
+    assert "2 ranks of 1 thread" in done.stdout
     again = train(articles, out, size="tiny", overrides=tuple(settings.items()))
     assert summary(again)[0] in done.stdout, "the number of ranks is no part of what was asked for"

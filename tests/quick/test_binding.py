@@ -105,7 +105,7 @@ def test_eight_gpus_on_two_sockets(tmp_path: Path) -> None:
         *("0-1,16-17", "2-3,18-19", "4-5,20-21", "6-7,22-23"),
         *("8-9,24-25", "10-11,26-27", "12-13,28-29", "14-15,30-31"),
     ]
-    assert bindings[7].describe() == "cpus 14-15,30-31 (2 core(s), NUMA node 1)"
+    assert bindings[7].describe() == "cpus 14-15,30-31 (2 cores, NUMA node 1)"
 
 
 def test_a_cpuset_with_gaps_gives_what_is_left(tmp_path: Path) -> None:

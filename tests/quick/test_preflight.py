@@ -67,8 +67,8 @@ def test_gpus_are_counted_and_their_errors_refused(job: Job) -> None:
     gpus = (Gpu(number=0, name="NVIDIA H200"), Gpu(number=1, name="NVIDIA H200", errors=2))
     crowded = [replace(FIT, gpus=gpus), replace(FIT, rank=1, is_first_of_node=False)]
     refusals, _ = judge(replace(job, spec=JobSpec(gpus_per_node=2)), *crowded)
-    assert refusals[0].startswith("node 0 (a) has 1 GPU(s) for 2 rank(s)")
-    assert refusals[1] == "node 0 (a): GPU 1 has 2 uncorrected memory error(s)"
+    assert refusals[0].startswith("node 0 (a) has 1 GPU for 2 ranks")
+    assert refusals[1] == "node 0 (a): GPU 1 has 2 uncorrected memory errors"
     assert judge(job, *crowded) == ([], []), "without GPUs nobody asks"
 
 

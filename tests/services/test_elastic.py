@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from bertrain.base.formatting import counted
 from bertrain.training.start import pretrain
 from tests import helpers
 from tests.launched import Launched, records
@@ -39,7 +40,7 @@ def test_with_fewer_and_with_more_nodes_the_losses_are_the_same(tmp_path: Path) 
     command = ["pretrain", "bert-tiny", "--data", str(data), "--run", str(run), *arguments]
 
     def starts_of(world: int) -> int:
-        return sum(one.out.count(f"{world} rank(s)") for one in agents)
+        return sum(one.out.count(f", {counted(world, 'rank')} of ") for one in agents)
 
     def comes_forward() -> None:
         reached = len(records(run))

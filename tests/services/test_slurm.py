@@ -88,12 +88,12 @@ def test_two_nodes_warned_requeued_resumed_and_finished(slurm: Slurm, tmp_path: 
         "started", "ended with exit code 75", f"requeued as job {number}", "started", "ended with exit code 0",
     ]  # fmt: skip
     output = launcher.logs()
-    assert "2 rank(s)" in output
+    assert "2 ranks" in output
     assert f"stopped by SIGUSR1 after step {saved}, which is saved" in output
     assert f"continuing after step {saved}" in output
     assert output.count("pre-flight: fit to train") == 2
     assert "node 1" in output
-    assert "all-reduce over 2 rank(s)" in output
+    assert "all-reduce over 2 ranks" in output
     starts = sorted(path.name for path in (launcher.job / "logs").glob("start-*"))
     assert starts == ["start-001-preflight", "start-002-task", "start-003-preflight", "start-004-task"]
     assert (launcher.job / "logs" / "start-004-task" / "rank-00001.log").is_file()

@@ -63,7 +63,7 @@ def test_two_hosts_stopped_by_a_signal_and_started_again(hosts: Hosts, tmp_path:
         launched.kill()
     said = launched.out
     assert "[127.0.0.1] pre-flight: fit to train" in said
-    assert "all-reduce over 2 rank(s)" in said
+    assert "all-reduce over 2 ranks" in said
     assert "[127.0.0.1] bertrain: stopped by SIGUSR1" in said
     again = Launched(["bash", str(tmp_path / "job" / "job.sh")], tmp_path, "again")
     try:

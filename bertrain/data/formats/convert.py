@@ -19,6 +19,7 @@ import numpy.typing as npt
 
 from bertrain.base.errors import UserError
 from bertrain.base.files import new_folder, refuse_occupied
+from bertrain.base.formatting import counted
 from bertrain.base.seeds import derive, permute
 from bertrain.config.choices import MASK_PROBABILITY, MAX_PER_ROW, PACKING, Algorithm, Target
 from bertrain.data.formats import hdf5, tfrecord
@@ -58,7 +59,8 @@ class Conversion:
             "none": "unmasked",
         }[self.masks]
         width = f"rows up to {self.max_seq_length} tokens"
-        return f"{self.folder}: {self.layout}, {self.rows:,} rows{packs} in {self.files:,} file(s), {width}, {masks}"
+        files = counted(self.files, "file")
+        return f"{self.folder}: {self.layout}, {self.rows:,} rows{packs} in {files}, {width}, {masks}"
 
 
 @dataclass(frozen=True)

@@ -29,6 +29,7 @@ import numpy.typing as npt
 
 from bertrain.base.errors import UserError
 from bertrain.base.files import file_digest, is_writable, new_folder, reading, write_atomically
+from bertrain.base.formatting import counted
 from bertrain.base.schema import Count, JsonError, load_json
 from bertrain.data.formats import hdf5, tfrecord
 from bertrain.data.formats.block import Block, flat_ranges
@@ -131,7 +132,7 @@ def _build(
 ) -> None:
     layout = _common_layout(files)
     kind, decoder = next(key for key, name in NAMES.items() if name == layout)
-    note(f"{folder}: {layout}, {len(files)} file(s); reading all files once to build an index")
+    note(f"{folder}: {layout}, {counted(len(files), 'file')}; reading all files once to build an index")
     limits: dict[str, Any] = {"max_seq_length": 0, "max_predictions": 0}
     limits["largest_word"] = {"number": -1, "name": "", "row": 0}
     entries = []

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from bertrain.base.errors import UserError
+from bertrain.base.formatting import counted
 from bertrain.data.formats.hdf5 import row_checksum
 from bertrain.data.formats.index import find_files, verify_index
 from bertrain.data.formats.shards import MANIFEST
@@ -25,9 +26,9 @@ class Verified:
 
     def sentence(self) -> str:
         if self.against is None:
-            stored = f"all {self.files} file(s) are readable, and their hashes are now stored"
+            stored = f"the hashes of {counted(self.files, 'file')}, all readable, are now stored"
             return f"{self.folder}: no earlier hashes to compare with; {stored}"
-        return f"{self.folder}: {self.files} file(s) match {self.against}"
+        return f"{self.folder}: {counted(self.files, 'file')} verified against {self.against}"
 
 
 def verify(folder: str | Path, *, checksums: str | Path | None = None) -> Verified:
