@@ -1,9 +1,9 @@
-"""Writes docs/errors.md: every error that a user can fix, by topic and code, with its cause and cure.
+"""Writes docs/errors.md: every error that a user can fix, by topic and code, with its cause and its fix.
 
 usage: python docs/make_errors.py
 
 Codes and sentences are read off the syntax tree of the package: every call of UserError and its subclasses. Values that
-a sentence names at run time are shown as {name}. errors.toml has the words for codes whose sentence is not enough.
+a sentence names at run time are shown as {name}. errors.toml explains codes whose sentence is not enough.
 """
 
 from __future__ import annotations
@@ -132,8 +132,8 @@ def _hole(node: ast.expr) -> str:
     """A short name for a value: its last attribute or variable, or the first name in it."""
     if isinstance(node, ast.Attribute):
         return node.attr
-    if isinstance(node, ast.Subscript) and isinstance(node.slice, ast.Constant):
-        return str(node.slice.value)
+    if isinstance(node, ast.Subscript) and isinstance(node.slice, ast.Constant) and isinstance(node.slice.value, str):
+        return node.slice.value
     names = [one.id for one in ast.walk(node) if isinstance(one, ast.Name)]
     return names[-1] if names else "..."
 
@@ -144,7 +144,7 @@ def errors() -> str:
 
 
 def causes() -> dict[str, str]:
-    """Cause and cure by code, as somebody wrote them in errors.toml."""
+    """Cause and fix by code, as errors.toml has them."""
     return tomllib.loads((HERE / "errors.toml").read_text(encoding="utf-8"))
 
 
@@ -158,21 +158,21 @@ def sentences(found: list[Raised]) -> dict[str, list[str]]:
 
 def _page() -> Iterator[str]:
     yield from ("# Errors", "")
-    yield "Written by `python docs/make_errors.py` from the code and errors.toml; edit these. A test compares them."
+    yield "`python docs/make_errors.py` writes this page from the code and errors.toml; edit those, not this page."
     yield ""
     yield (
-        "An error that a user can fix ends a command with exit code 2 and one line, `bertrain: sentence [code]`. The "
-        "sentence names the file, the value and mostly the cure. Look its code up here for what is behind it. Codes "
-        "are stable, so that scripts can rely on them. Where an error needs no more words, its sentence stands here; "
-        "{name} stands for a value."
+        "If you can fix an error, the command ends with exit code 2 and one line, `bertrain: message [code]`. The "
+        "message names the file, the value and usually the fix. Look up its code here to learn more. Codes are stable, "
+        "so that scripts can rely on them. If there is no more to say, the table repeats the message; {name} stands "
+        "for a value, and *or:* separates several messages of one code."
     )
     found, written = raised(), causes()
     by_code = sentences(found)
     topics = {code: _topic([one.module for one in found if (one.code or "-") == code]) for code in by_code}
     for topic in dict.fromkeys(TOPICS.values()):
-        yield from ("", f"## {topic}", "", "| code | cause and cure |", "|---|---|")
+        yield from ("", f"## {topic}", "", "| code | cause and fix |", "|---|---|")
         for code in sorted(code for code in by_code if topics[code] == topic):
-            text = written.get(code) or "; or: ".join(by_code[code])
+            text = written.get(code) or "; *or:* ".join(by_code[code])
             yield f"| `{code}` | {text.replace('|', chr(92) + '|')} |"
 
 

@@ -33,7 +33,9 @@ def is_installed(module: str) -> bool:
 
 def missing_package(module: str) -> UserError:
     extra, user = EXTRAS[module]
-    return UserError("missing-package", f"{user} needs {module}, which is missing: pip install 'bertrain[{extra}]'")
+    return UserError(
+        "missing-package", f"{user} needs {module}, which is not installed; run: pip install 'bertrain[{extra}]'"
+    )
 
 
 def import_extra(name: str) -> Any:

@@ -72,7 +72,7 @@ def read_json(path: Path, schema: Any = Any) -> Any:
     try:
         return parse_json(read_text(path), schema)
     except JsonError as error:
-        raise UserError("bad-json", f"{path}: {error}; repair it or get it again") from None
+        raise UserError("bad-json", f"{path}: {error}; repair the file or download it again") from None
 
 
 @contextmanager
@@ -152,7 +152,8 @@ def new_folder(place: Path) -> Iterator[Path]:
             partial.rename(place)
         except OSError as error:
             reason = error.strerror or error
-            raise UserError("unwritable-folder", f"could not write {place}: {reason}; nothing was left there") from None
+            cure = "free some space, or choose another folder; nothing was left there"
+            raise UserError("unwritable-folder", f"could not write {place}: {reason}; {cure}") from None
         finally:
             shutil.rmtree(partial, ignore_errors=True)
 

@@ -87,11 +87,11 @@ def cap_isa(wish: Wish) -> None:
         return
     flags = cpu_flags()
     if FLAGS[wish] not in flags:
-        newest = newest_of(flags) or "no such instructions"
-        raise UserError("unsupported-isa", f"this CPU has {newest}, not train.isa {wish}; use --train.isa auto")
+        newest = newest_of(flags) or "none of these instruction sets"
+        raise UserError("unsupported-isa", f"train.isa is {wish}, but this CPU has {newest}; use --train.isa auto")
     outside, variable = capped_outside()
     if outside and wish in NEWER[outside] and wish not in CAPS:
-        raise UserError("isa-capped", f"{variable} in the environment leaves out train.isa {wish}; unset the variable")
+        raise UserError("isa-capped", f"the environment variable {variable} disables train.isa {wish}; unset it")
     cap = CAPS.get(wish, {})
     if all(os.environ.get(name) == value for name, value in cap.items()):
         return
@@ -99,8 +99,8 @@ def cap_isa(wish: Wish) -> None:
         variables = " ".join(f"{name}={value}" for name, value in cap.items())
         raise UserError(
             "isa-too-late",
-            f"train.isa {wish} comes too late: torch is loaded; call bertrain.base.isa.cap_isa({wish!r}) before "
-            f"torch is imported, or set {variables} in the environment",
+            f"train.isa {wish} must be set before torch is imported; call bertrain.base.isa.cap_isa({wish!r}) earlier, "
+            f"or set {variables} in the environment",
         )
     os.environ.update(cap)
 

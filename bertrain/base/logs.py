@@ -113,10 +113,12 @@ def logs(
     earliest = time.time() - parse_duration(since, "--since") if since else float("-inf")
     ranks = ranks_with_logs(Path(run))
     if not ranks:
-        reason = "has no logs yet" if (Path(run) / "config.json").is_file() else "holds no run"
+        reason = "has no logs yet" if (Path(run) / "config.json").is_file() else "is not a run"
         raise UserError("missing-log", f"{run} {reason}: there is no {FOLDER}/rank-0.jsonl in it")
     if rank is not None and rank not in ranks:
-        raise UserError("missing-log", f"{run} holds no log of rank {rank}, only of {', '.join(map(str, ranks))}")
+        raise UserError(
+            "missing-log", f"{run} has no log of rank {rank}; it has logs of ranks {', '.join(map(str, ranks))}"
+        )
     return (
         entry
         for entry in _entries(Path(run), rank, follow=follow)

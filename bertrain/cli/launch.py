@@ -50,10 +50,10 @@ def _launch(
     words = context.args
     if "--" not in sys.argv or not words:
         form = f"bertrain launch {launcher} [OPTIONS] -- pretrain bert-tiny --data data --run runs/tiny"
-        raise UserError("missing-command", f"write the command to launch behind --, such as: {form}")
+        raise UserError("missing-command", f"write the command to launch after --, such as: {form}")
     placement = place(launcher, JobSpec(**{"runtime": "apptainer", "env": tuple(env or ())} | resources))
     if gpu and not placement.spec.gpus_per_node:
-        raise UserError("conflicting-options", f"--gpu {gpu} is for --gpus-per-node; leave one of them out")
+        raise UserError("conflicting-options", f"--gpu {gpu} needs --gpus-per-node; give it, or leave --gpu out")
     submission = Submission(placement, job, repeats, dry_run, find_gpu(gpu) if gpu else None)
     root = context.find_root()
     verb: Any = root.command
@@ -113,7 +113,7 @@ class Submission:
         is_planned = command[0] == "pretrain" or list(command[:2]) == ["mlperf", "run"]
         if settings is None or not is_planned:
             if self.gpu is not None:
-                raise UserError("option-without-effect", "--gpu is for `pretrain` and `mlperf run`; leave it out")
+                raise UserError("option-without-effect", "--gpu is only for `pretrain` and `mlperf run`; leave it out")
             return []
         if not self.placement.spec.gpus_per_node:
             return []
@@ -137,7 +137,7 @@ def repeat_task(tasks: Sequence[Task], repeats: int, settings: Settings | None) 
     (task, *others), words = tasks, list(tasks[0].command)
     named = [word for word in words if word in options.RUN_OPTIONS]
     if others or settings is None or not task.folder or not named:
-        raise UserError("cannot-repeat", "--repeats is for a command with --run RUN; leave it out")
+        raise UserError("cannot-repeat", "--repeats needs a command with --run RUN; leave --repeats out")
     place, seed = words.index(named[0]) + 1, settings.train.seed
     option = "--seed" if "--seed" in words else "--train.seed"
 

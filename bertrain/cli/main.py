@@ -110,11 +110,13 @@ def _describe_exhaustion(error: Exception) -> str | None:
     """The sentence about a limit that was met anywhere, such as in an import; None for any other error."""
     number, text = getattr(error, "errno", None), str(error).lower()
     if isinstance(error, MemoryError) or number == errno.ENOMEM or any(words in text for words in NO_MEMORY):
-        cure = "free some, or raise its limit (`ulimit -v`, or that of the job)"
-        found = errors.UserError("out-of-host-memory", f"this machine or its limits give no more memory; {cure}")
+        cure = "free some memory, or raise the limit (`ulimit -v`, or that of the job)"
+        found = errors.UserError(
+            "out-of-host-memory", f"out of memory on this machine, or a memory limit was reached; {cure}"
+        )
     elif number in (errno.EMFILE, errno.ENFILE) or "too many open files" in text:
         cure = "raise the limit (`ulimit -n`) and start the same command again"
-        found = errors.UserError("too-many-files", f"no more files can be opened; {cure}")
+        found = errors.UserError("too-many-files", f"the limit on open files was reached; {cure}")
     else:
         return None
     return f"bertrain: {found} [{found.code}]"

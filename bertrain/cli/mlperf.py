@@ -57,7 +57,9 @@ def mlperf_run(
     from bertrain.mlperf.run import check_experiments, run_experiments, run_one
 
     if only is None and under_launcher():
-        raise AgreedError("missing-option", "torchrun's ranks run one experiment at a time: say which with --only N")
+        raise AgreedError(
+            "missing-option", "under torchrun, ranks run one experiment at a time; choose it with --only N"
+        )
     if only is None and (dry_run or options.is_launched()):
         world, here = options.world(nproc), not options.is_launched()
         experiments = check_experiments(settings, data, out, init=beginning, world=world, here=here)
@@ -87,7 +89,7 @@ def mlperf_run(
         if checked_all is not None:
             _print_verdict(checked_all, as_json=False)
     else:
-        raise UserError("invalid-value", f"--only is the number of an experiment, or probe, not {only!r}")
+        raise UserError("invalid-value", f"--only is {only!r}; give the number of an experiment, or probe")
 
 
 @app.command("check")
@@ -171,7 +173,7 @@ def mlperf_show(
     score = score_runs(logs) if len(logs) >= MIN_SCORED and is_one_system else None
     if plot is not None:
         if not files:
-            raise UserError("conflicting-options", "--plot draws logs; name one, or leave it out")
+            raise UserError("conflicting-options", "--plot draws MLPerf logs; name at least one, or leave --plot out")
         plot_logs(files, plot)
     if as_json:
         records = [asdict(log) | {"published": published[log.file]} for log in logs]

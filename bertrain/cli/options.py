@@ -200,7 +200,9 @@ def join_overrides(long: Overrides, short: Overrides) -> Overrides:
     """
     lengths = dict(short).keys() & {"train.budget", "train.max_steps", "train.epochs"}
     if len(lengths) > 1:
-        raise UserError("conflicting-options", f"{' and '.join(sorted(lengths))} set the run's length; give one")
+        raise UserError(
+            "conflicting-options", f"{' and '.join(sorted(lengths))} each set the length of the run; give one"
+        )
     values = dict(long)
     for key, value in short:
         if values.setdefault(key, value) != value:
@@ -329,7 +331,9 @@ def start_ranks(
     launch = _launch.get()
     if launch is not None:
         if nproc > 1:
-            raise UserError("conflicting-options", "--nproc is for one machine; give launch --procs-per-node instead")
+            raise UserError(
+                "conflicting-options", "--nproc is for one machine; use --procs-per-node of `bertrain launch` instead"
+            )
         commands = [[*sys.argv[1:], *words] for words in tasks or [[]]]
         launch.submit(commands, runs, restarts, settings, [Path(path) for path in data if path])
         raise SystemExit(0)

@@ -134,9 +134,11 @@ def sweep(
     Example: bertrain sweep bert-tiny --data data/ --out sweep --grid optimizer.learning_rate=1e-4,2e-4 --seeds 3
     """
     if is_launched():
-        raise UserError("not-launchable", "a sweep starts its runs itself; call it on one machine, without ranks")
+        raise UserError("not-launchable", "a sweep starts its runs itself; run it on one machine, without a launcher")
     if as_json and dry_run:
-        raise UserError("conflicting-options", "--json prints results, and --dry-run has none; give one")
+        raise UserError(
+            "conflicting-options", "--dry-run has no results to print as JSON; leave one of --json and --dry-run out"
+        )
     cap_isa(dict(overrides).get("train.isa", "auto"))  # type: ignore[arg-type]  # other values are refused below
     from bertrain.pipeline import sweep as sweeping
     from bertrain.pipeline.sweep_results import print_results
@@ -154,7 +156,7 @@ def sweep(
         print_results(found)
     if found.failed:
         ended = f"{counted(len(found.failed), 'run')} failed: {few(found.failed)}"
-        raise UserError("failed-runs", f"{ended}; the rest are done, and the same command tries these again")
+        raise UserError("failed-runs", f"{ended}; the others are done; run the same command to try these again")
 
 
 def parse_grid(words: list[str]) -> dict[str, list[str]]:

@@ -118,7 +118,7 @@ def _fit(
     if data is not None and lengths is not None:
         raise UserError("conflicting-options", "--data and --lengths both give lengths; leave one of them out")
     if settings.task.name:
-        raise UserError("not-pretraining", "plans are of pre-training; name a recipe for `bertrain pretrain`")
+        raise UserError("not-pretraining", "`plan` is for pre-training only; name a recipe of `bertrain pretrain`")
     notes = []
     if settings.train.precision == "auto":
         settings = replace(

@@ -48,9 +48,9 @@ def watch(
     Example: bertrain watch runs/tiny --once
     """
     if web and (once or as_json):
-        raise UserError("conflicting-options", "--web serves pages; leave --once and --json out")
+        raise UserError("conflicting-options", "--web serves pages and prints nothing; leave --once and --json out")
     if not web and (host is not None or port is not None):
-        raise UserError("option-without-effect", "--host and --port are for --web; give it, or leave them out")
+        raise UserError("option-without-effect", "--host and --port need --web; give it, or leave them out")
     if web:
         from bertrain.serving.server import watch_web
 

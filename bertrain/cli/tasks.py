@@ -53,7 +53,9 @@ def finetune(
     Example: bertrain finetune glue/sst2 --init weights/ --data glue/ --run runs/sst2
     """
     if as_json and dry_run:
-        raise UserError("conflicting-options", "--json prints metrics, and --dry-run measures nothing; give one")
+        raise UserError(
+            "conflicting-options", "--dry-run has no metrics to print as JSON; leave one of --json and --dry-run out"
+        )
     if not options.is_launched():
         cap_isa(dict(overrides).get("train.isa", "auto"))  # type: ignore[arg-type]  # other values are refused below
     from bertrain.training import finetune as tuning
@@ -109,7 +111,7 @@ def parse_seeds(text: str) -> list[int]:
     except ValueError:
         raise UserError("invalid-seeds", f"--seeds is a list of whole numbers such as 1,2,3, not {text!r}") from None
     if any(seed < 0 for seed in found) or len(set(found)) < len(found):
-        raise UserError("invalid-seeds", f"--seeds {text} names a seed twice, or one below 0")
+        raise UserError("invalid-seeds", f"--seeds {text} has a seed twice, or one below 0; give each seed once")
     return found
 
 
@@ -199,7 +201,7 @@ def embed(
     wishes |= {"which": checkpoint, "precision": precision, "device": device}
     if options.starts_ranks(nproc):
         if options.is_launched():
-            raise UserError("not-launchable", "embed runs on one machine: call it there, with --nproc N")
+            raise UserError("not-launchable", "`embed` runs on one machine; call it there, with --nproc N")
         embedding.open_job(embedding.Encoder.open(source, **wishes), texts, out, column=column, id_column=id_column)
         options.start_ranks(nproc)
     with options.stdout_for_json(as_json):

@@ -46,7 +46,7 @@ def pretrain(
     """
     times = {"--benchmark-steps": benchmark_steps, "--warm-up-steps": warm_up_steps, "--json": as_json or None}
     for option in [option for option, value in times.items() if value is not None and not benchmark]:
-        raise UserError("option-without-effect", f"{option} is for --benchmark; give both, or leave it out")
+        raise UserError("option-without-effect", f"{option} needs --benchmark; give both, or leave {option} out")
     if as_json and dry_run:
         raise UserError("conflicting-options", "--dry-run prints no JSON; leave --json out")
     resolved = config.resolve(recipe, overrides, settings_file)
@@ -62,12 +62,14 @@ def pretrain(
     if benchmark:
         given = [option for option, value in {"--run": run, "--init": init, "--restarts": restarts}.items() if value]
         if given:
-            raise UserError("conflicting-options", f"--benchmark keeps nothing and starts anew; leave {given[0]} out")
+            raise UserError(
+                "conflicting-options", f"--benchmark saves nothing and starts from scratch; leave {given[0]} out"
+            )
         warm_up = 10 if warm_up_steps is None else warm_up_steps
         _benchmark(resolved, data, nproc, steps=benchmark_steps or 100, warm_up=warm_up, as_json=as_json)
         return
     if run is None:
-        raise UserError("missing-option", "--run is missing: the folder of this run, for example --run runs/first")
+        raise UserError("missing-option", "--run is missing; give the folder for this run, such as --run runs/first")
     from bertrain.training import start as training
 
     if options.starts_ranks(nproc, restarts):
@@ -201,7 +203,8 @@ def evaluate(
 
         if max_examples:
             raise UserError(
-                "pretraining-only", "--max-examples is for pre-training; a task scores all held-out examples"
+                "pretraining-only",
+                "--max-examples is for pre-trained runs; leave it out: a task uses all held-out examples",
             )
         with options.stdout_for_json(as_json):
             result = evaluate_task(
@@ -211,10 +214,12 @@ def evaluate(
         from bertrain.training.evaluate import evaluate as evaluate_run
 
         if data is None:
-            raise UserError("missing-option", "--data is missing: the prepared folder to evaluate on")
+            raise UserError("missing-option", "--data is missing; give the prepared folder to evaluate on")
         task_options = [*(["--batch-size"] if batch_size else []), *(f"--{key}" for key, _ in overrides)]
         if task_options:
-            raise UserError("finetuning-only", f"{task_options[0]} is for fine-tuned runs, and {run} was pre-trained")
+            raise UserError(
+                "finetuning-only", f"{task_options[0]} is for fine-tuned runs, and {run} is not one; leave it out"
+            )
         with options.stdout_for_json(as_json):
             result = evaluate_run(run, data, which=checkpoint, max_examples=max_examples, device=device)
     if not is_first_rank() or options.printed_json(result, as_json):

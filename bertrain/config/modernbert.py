@@ -93,5 +93,5 @@ def write_config(settings: ModelSettings) -> dict[str, Any]:
 
 def _unlike(path: Path, key: str, value: Any, expected: Any) -> UserError:
     return UserError(
-        "other-modernbert", f"{path} has {key} {value!r}; a ModernBERT that bertrain reads has {expected!r}"
+        "other-modernbert", f"{path} has {key} {value!r}; bertrain reads only ModernBERT models with {expected!r}"
     )

@@ -60,7 +60,9 @@ def load_recipe(name: str) -> list[Recipe]:
     """A recipe, by its name or its .toml file, and the recipes it builds on; the most basic one comes first."""
     recipe = _find(name)
     if recipe.points:
-        raise UserError("recipe-of-several", f"{name} is the base of several; choose one: {', '.join(recipe.points)}")
+        raise UserError(
+            "recipe-of-several", f"{name} stands for several recipes; choose one: {', '.join(recipe.points)}"
+        )
     chain = [recipe]
     while chain[0].base:
         base = _find_base(chain[0])
@@ -77,14 +79,14 @@ def read_text(path: Path, what: str) -> str:
     except OSError as error:
         raise UserError("missing-file", f"no {what} file at {path}: {error.strerror}") from None
     except UnicodeDecodeError:
-        raise UserError("not-text", f"the {what} file {path} is not text") from None
+        raise UserError("not-text", f"the {what} file {path} is not a text file; give a .toml file") from None
 
 
 def read_toml(text: str, origin: str) -> dict[str, Any]:
     try:
         return tomllib.loads(text)
     except (ValueError, RecursionError) as error:  # also a number of thousands of digits, and deep nesting
-        raise UserError("invalid-toml", f"{origin} is not TOML: {error}") from None
+        raise UserError("invalid-toml", f"{origin} is not valid TOML: {error}") from None
 
 
 @cache
@@ -107,7 +109,7 @@ def _parse(name: str, content: dict[str, Any], points: tuple[str, ...] = ()) -> 
     described = {key: content.pop(key, "") for key in ("about", "group", "base")}
     for key, value in described.items():
         if not isinstance(value, str):
-            raise UserError("invalid-value", f"{name}: {key} is text, not {value!r}")
+            raise UserError("invalid-value", f"{name}: {key} must be text, not {value!r}")
     return Recipe(name=name, settings=content, points=points, **described | {"about": described["about"].strip()})
 
 
@@ -130,4 +132,4 @@ def _find_base(recipe: Recipe) -> Recipe:
     except UserError as error:
         if error.code not in ("unknown-recipe", "missing-file"):
             raise
-        raise UserError("unknown-base", f"{recipe.name} builds on {recipe.base!r}, but there is {error}") from None
+        raise UserError("unknown-base", f"{recipe.name} builds on {recipe.base!r}: {error}") from None

@@ -129,14 +129,17 @@ def parse_overrides(arguments: list[str], options: Iterable[str] = ()) -> list[t
     words = iter(arguments)
     for word in words:
         if not word.startswith("--") or len(word) == 2:
-            raise UserError("unknown-option", f"{word!r} is neither an option nor a setting: --section.field VALUE")
+            raise UserError(
+                "unknown-option",
+                f"{word!r} is neither an option nor a setting; write a setting as --section.field VALUE",
+            )
         key, equals, value = word[2:].partition("=")
         if "." not in key:
             raise UserError("unknown-option", f"there is no option --{key}{_suggest(key, options)}")
         if not equals:
             value = next(words, "--")
             if value.startswith("--"):
-                raise UserError("missing-value", f"--{key} has no value after it")
+                raise UserError("missing-value", f"--{key} has no value; write --{key} VALUE")
         pairs.append((key, value))
     return pairs
 
@@ -237,7 +240,7 @@ def find_settings(query: str) -> list[dict[str, Any]]:
     found = sorted((entry for entry in describe() if rank(entry) < 3), key=rank)
     if not found:
         suggestion = _suggest(query) or nearest(query, list(SECTIONS))
-        raise UserError("unknown-setting", f"no setting is about {query!r}{suggestion}")
+        raise UserError("unknown-setting", f"no setting matches {query!r}{suggestion}")
     return found
 
 
@@ -258,7 +261,7 @@ def _read_bert_config(path: Path) -> dict[str, Any]:
     try:
         raw = load_json(path, {})
     except OSError:
-        raise UserError("missing-file", f"no model description at {path} (model.config)") from None
+        raise UserError("missing-file", f"there is no file {path} (model.config); check the path") from None
     except JsonError as error:
         raise UserError("invalid-json", f"{path} (model.config): {error}") from None
     if raw.get("model_type") == modernbert.MODEL_TYPE:
@@ -267,10 +270,12 @@ def _read_bert_config(path: Path) -> dict[str, Any]:
         raise UserError("not-a-bert", f"{path} (model.config) does not describe a BERT: it has no hidden_size")
     if (width := raw.get("embedding_size", raw["hidden_size"])) != raw["hidden_size"]:
         shape = f"embedding_size {width!r} and hidden_size {raw['hidden_size']!r}"
-        raise UserError("factorized-embedding", f"{path} has {shape}: a factorized embedding, as in ALBERT, not a BERT")
+        raise UserError("factorized-embedding", f"{path} has {shape}: a factorized embedding, as in ALBERT; use a BERT")
     if raw.get("hidden_act", "gelu") != "gelu":
         activation = raw["hidden_act"]
-        raise UserError("unsupported-activation", f"{path} (model.config) has activation {activation!r}, not 'gelu'")
+        raise UserError(
+            "unsupported-activation", f"{path} (model.config) has activation {activation!r}; bertrain has only gelu"
+        )
     fields = {ours: raw[theirs] for theirs, ours in BERT_CONFIG_KEYS.items() if theirs in raw}
     if raw.get("model_type") == roberta.MODEL_TYPE:
         return roberta.adapt_fields(fields, raw, path)
@@ -293,7 +298,7 @@ def _overlay(values: dict[str, dict[str, Any]], layer: dict[str, Any], origin: s
             suggestion = nearest(section, list(SECTIONS))
             raise UserError("unknown-section", f"{origin} has an unknown section {section!r}{suggestion}")
         if not isinstance(fields, dict):
-            raise UserError("invalid-value", f"{origin}: {section} is a section, written [{section}]")
+            raise UserError("invalid-value", f"{origin}: {section} is a section; write it as [{section}]")
         if section == "model" and fields.get("config"):
             values["model"].update(_read_bert_config(Path(str(fields["config"]))))
         for name, value in _with_new_names(section, fields).items():
@@ -303,7 +308,7 @@ def _overlay(values: dict[str, dict[str, Any]], layer: dict[str, Any], origin: s
 
 def _split_key(key: str) -> tuple[str, str]:
     if key in RENAMED:
-        raise UserError("renamed-setting", f"{key} is now {RENAMED[key]}")
+        raise UserError("renamed-setting", f"{key} was renamed; use {RENAMED[key]}")
     section, _, name = key.partition(".")
     if key not in TYPES:
         raise UserError("unknown-setting", f"no setting named {key!r}{_suggest(key)}")
@@ -332,14 +337,14 @@ def _parse_text(text: str, hint: Any, key: str) -> Any:
         by_text = {str(choice): choice for choice in get_args(hint)}
         if text not in by_text:
             suggestion = nearest(text, list(by_text))
-            raise UserError("invalid-value", f"{key} is one of {', '.join(by_text)}, not {text!r}{suggestion}")
+            raise UserError("invalid-value", f"{key} must be one of {', '.join(by_text)}, not {text!r}{suggestion}")
         return by_text[text]
     if hint is bool and text.lower() in ("true", "false"):
         return text.lower() == "true"
     try:
         return text if hint is bool else hint(text)
     except ValueError:
-        raise UserError("invalid-value", f"{key} is {KINDS[hint]}, not {text!r}") from None
+        raise UserError("invalid-value", f"{key} must be {KINDS[hint]}, not {text!r}") from None
 
 
 def _join_list(value: Any, key: str) -> Any:
@@ -355,14 +360,14 @@ def _check_value(value: Any, hint: Any, key: str, limits: dict[str, Any]) -> Any
     if get_origin(hint) is Literal:
         if value not in get_args(hint) or isinstance(value, bool):
             choices = ", ".join(map(str, get_args(hint)))
-            raise UserError("invalid-value", f"{key} is one of {choices}, not {value!r}")
+            raise UserError("invalid-value", f"{key} must be one of {choices}, not {value!r}")
         return value
     if type(value) is int and abs(value) > sys.float_info.max:
         raise UserError("out-of-range", f"{key} is a number of {len(str(value))} digits; give a smaller one")
     if hint is float and type(value) is int:
         value = float(value)
     if not isinstance(value, hint) or (isinstance(value, bool) and hint is not bool):
-        raise UserError("invalid-value", f"{key} is {KINDS[hint]}, not {value!r}")
+        raise UserError("invalid-value", f"{key} must be {KINDS[hint]}, not {value!r}")
     if hint in (int, float):
         problem = ""
         if not math.isfinite(value):

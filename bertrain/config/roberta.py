@@ -20,7 +20,8 @@ def num_reserved(raw: dict[str, Any], path: Path) -> int:
     """The rows before the first position of a text, by a config.json."""
     pad_id = raw.get("pad_token_id", PAD_ID)
     if not isinstance(pad_id, int) or not 0 <= pad_id < raw.get(POSITIONS, 512):
-        raise UserError("bad-config", f"{path} has pad_token_id {pad_id!r}, after which RoBERTa counts positions")
+        needed = f"RoBERTa needs a whole number from 0 to below {POSITIONS}"
+        raise UserError("bad-config", f"{path} has pad_token_id {pad_id!r}; {needed}")
     return pad_id + 1
 
 
@@ -30,5 +31,5 @@ def adapt_fields(fields: dict[str, Any], raw: dict[str, Any], path: Path) -> dic
         raise UserError("not-a-bert", f"{path} has type_vocab_size {types!r}; RoBERTa has 1")
     rows = raw.get(POSITIONS, 512)
     if not isinstance(rows, int):
-        raise UserError("bad-config", f"{path} has {POSITIONS} {rows!r}, not a whole number")
+        raise UserError("bad-config", f"{path} has {POSITIONS} {rows!r}; it must be a whole number")
     return fields | {"num_segments": 1, "nsp": False, "max_positions": rows - num_reserved(raw, path)}

@@ -139,12 +139,15 @@ class ModelSettings:
         """Refuse a model that cannot be built; returns itself."""
         heads, width = self.num_heads, self.hidden_size
         if width % heads:
-            raise UserError("indivisible-heads", f"model.num_heads {heads} does not divide model.hidden_size {width}")
+            wrong = f"model.num_heads {heads} does not divide model.hidden_size {width}"
+            raise UserError("indivisible-heads", f"{wrong}; change one of them")
         if self.family == "modern" and self.head_size % 2:
-            odd = f"heads of {self.head_size} are odd; model.family modern rotates pairs of their elements"
+            odd = f"model.family modern needs heads of an even size, not {self.head_size}"
             raise UserError("indivisible-heads", f"{odd}; change model.num_heads {heads} or model.hidden_size {width}")
         if self.is_roberta and self.nsp and self.head == "pretrain":
-            raise UserError("other-family", "model.num_segments 1 is RoBERTa, without pairs: set --model.nsp false")
+            raise UserError(
+                "other-family", "model.num_segments 1 is RoBERTa, which has no pairs of segments; set --model.nsp false"
+            )
         usual = FAMILY_DEFAULTS[self.family]
         for item in fields(self):
             owner, value = item.metadata["family"], getattr(self, item.name)
@@ -152,7 +155,9 @@ class ModelSettings:
                 named = f"model.{item.name} {str(value).lower()}"
                 raise UserError("other-family", f"{named} is for model.family {owner}, not {self.family}; leave it out")
         if self.family == "modern" and self.pooling == "max" and self.head in ("classify", "multilabel", "regress"):
-            raise UserError("other-family", "model.pooling of a modern classifier is mean or cls, not max")
+            raise UserError(
+                "other-family", "model.family modern has no classifier with model.pooling max; use mean or cls"
+            )
         return self
 
 

@@ -64,7 +64,9 @@ class Settings:
         for name in ("max_time", "budget", "hang_timeout"):
             parse_duration(getattr(self.train, name), f"train.{name}")
         if self.train.init_progress == "keep" != self.train.init_optimizer:
-            raise UserError("conflicting-settings", "train.init_progress keep needs train.init_optimizer keep")
+            raise UserError(
+                "conflicting-settings", "train.init_progress keep needs train.init_optimizer keep; set both"
+            )
         if self.train.exchange_precision == "fp16" != self.train.precision:
             what = "train.exchange_precision fp16 needs the loss scale of train.precision fp16"
             raise UserError("conflicting-settings", f"{what}; use --train.exchange_precision bf16")
@@ -76,7 +78,7 @@ class Settings:
             raise UserError("conflicting-settings", "checkpoint.keep_best needs checkpoint.enabled; set that to true")
         factor = self.log.straggler_factor
         if 0 < factor <= 1:
-            raise UserError("out-of-range", f"log.straggler_factor is {factor}; make it more than 1, or 0: no warning")
+            raise UserError("out-of-range", f"log.straggler_factor is {factor}; set more than 1, or 0 for no warning")
         return self
 
     def refuse_unsettled_task(self) -> None:
@@ -84,13 +86,16 @@ class Settings:
         task = self.task.name
         if task and self.model.head == "pretrain":
             raise UserError(
-                "task-in-pretraining", f"pre-training has no task.name {task}; `bertrain finetune {task}`, or omit it"
+                "task-in-pretraining",
+                f"task.name {task} is for fine-tuning; use `bertrain finetune {task}`, or leave it out",
             )
 
     def _check_pretraining(self) -> None:
         head = self.model.head
         if head != "pretrain":
-            raise UserError("finetuning-only", f"model.head {head} is for fine-tuning, and task.name names no task")
+            raise UserError(
+                "finetuning-only", f"model.head {head} is for fine-tuning; leave it out, or use `bertrain finetune`"
+            )
         for name in ("every_epochs", "batch_size"):
             if getattr(self.evaluate, name):
                 raise UserError("finetuning-only", f"evaluate.{name} is for fine-tuning; use evaluate.every_samples")
@@ -99,69 +104,84 @@ class Settings:
         parse_slice(self.data.slice)
         longest, positions = self.data.max_seq_length, self.model.max_positions
         if longest > positions:
-            advice = "raise that, or with --init use --train.init_positions extend"
+            advice = "lower the first, or raise the second (with --init: --train.init_positions extend)"
             raise UserError(
                 "sequence-too-long", f"data.max_seq_length {longest} exceeds model.max_positions {positions}; {advice}"
             )
         if self.task.name and not longest:
             raise UserError(
-                "out-of-range", f"data.max_seq_length 0 is for prepared data; task.name {self.task.name} needs one"
+                "out-of-range", f"data.max_seq_length is 0, but task.name {self.task.name} needs a length; set it"
             )
         most = self.data.max_predictions
         if 0 < longest <= most and not self.task.name:
-            raise UserError("too-many-predictions", f"data.max_predictions {most} fills data.max_seq_length {longest}")
+            wrong = f"data.max_predictions {most} is not below data.max_seq_length {longest}"
+            raise UserError("too-many-predictions", f"{wrong}; lower it")
         question = self.task.max_query_length
         if self.task.name.startswith("squad/") and longest < question + 4:
-            raise UserError("query-too-long", f"task.max_query_length {question} fills data.max_seq_length {longest}")
+            wrong = f"task.max_query_length {question} leaves no room for text in data.max_seq_length {longest}"
+            raise UserError("query-too-long", f"{wrong}; lower the first or raise the second")
 
     def _check_batch(self) -> None:
         batch, budget, longest = self.batch, self.batch.token_budget, self.data.max_seq_length
         if bool(batch.sequences) == bool(batch.tokens):
             given = "both are" if batch.sequences else "neither is"
-            raise UserError("step-size", f"batch.sequences or batch.tokens measures a step; {given} set; set one")
+            raise UserError(
+                "step-size", f"batch.sequences or batch.tokens sets the size of a step; {given} set; set one"
+            )
         if budget < longest and (budget or not self.task.name):
-            raise UserError("bin-too-small", f"batch.token_budget {budget} is below data.max_seq_length {longest}")
+            wrong = f"batch.token_budget {budget} is below data.max_seq_length {longest}"
+            raise UserError("bin-too-small", f"{wrong}; raise the first or lower the second")
         if 0 < batch.tokens < longest:
-            raise UserError("step-too-small", f"batch.tokens {batch.tokens} is below data.max_seq_length {longest}")
+            wrong = f"batch.tokens {batch.tokens} is below data.max_seq_length {longest}"
+            raise UserError("step-too-small", f"{wrong}; raise the first or lower the second")
         if bool(batch.ramp_tokens) != bool(batch.ramp_from):
-            raise UserError("conflicting-settings", "batch.ramp_tokens and batch.ramp_from make a ramp; set both")
+            raise UserError(
+                "conflicting-settings", "batch.ramp_tokens and batch.ramp_from work only together; set both"
+            )
         if (full := batch.sequences or batch.tokens) < batch.ramp_from:
-            raise UserError("conflicting-settings", f"batch.ramp_from {batch.ramp_from} is above the full size {full}")
+            wrong = f"batch.ramp_from {batch.ramp_from} is above the full size of a step, {full}"
+            raise UserError("conflicting-settings", f"{wrong}; lower it")
         if batch.tokens and 0 < batch.ramp_from < longest:
             first = f"batch.ramp_from {batch.ramp_from}"
-            raise UserError("step-too-small", f"{first} is below data.max_seq_length {longest}")
+            raise UserError("step-too-small", f"{first} is below data.max_seq_length {longest}; raise it")
         if batch.shares and batch.ramp_tokens:
-            raise UserError("conflicting-settings", "batch.shares needs steps of one size; leave batch.ramp_tokens out")
+            raise UserError(
+                "conflicting-settings", "batch.shares needs steps of equal size; leave batch.ramp_tokens out"
+            )
         if (shares := parse_shares(batch.shares)) and (not batch.sequences or batch.sequences % sum(shares)):
-            parts = f"batch.shares {batch.shares} makes parts of {sum(shares)} examples"
+            parts = f"batch.shares {batch.shares} add up to {sum(shares)}"
             raise UserError("conflicting-settings", f"{parts}; make batch.sequences a multiple of that")
         group, policy = batch.group_size, batch.policy
         if group and policy != "exchange":
-            raise UserError("conflicting-settings", f"batch.group_size {group} is for policy exchange, not {policy}")
+            wrong = f"batch.group_size {group} is for batch.policy exchange, not {policy}"
+            raise UserError("conflicting-settings", f"{wrong}; leave it out")
         nominal, sequences = self.mlperf.global_batch_size, batch.sequences
         if sequences and nominal not in (0, sequences):
             raise UserError(
                 "conflicting-settings",
-                f"mlperf.global_batch_size {nominal} is not batch.sequences {sequences}; omit it",
+                f"mlperf.global_batch_size {nominal} differs from batch.sequences {sequences}; leave it out",
             )
 
     def _check_optimizer(self) -> None:
         optimizer, layers = self.optimizer, self.model.num_layers
         if (rate := optimizer.learning_rate) < 0 and (rate != -1 or not self.task.name or optimizer.name != "adamw"):
-            advice = "set at least 0; -1, by the width of the weights, is for fine-tuning with adamw"
+            advice = "set 0 or more; only fine-tuning with adamw takes -1 (chosen by the width of the weights)"
             raise UserError("out-of-range", f"optimizer.learning_rate is {rate:g}; {advice}")
         for name, default in (("layer_decay", 1.0), ("frozen_layers", 0)):
             if optimizer.name in ("madgrad", "acclip") and getattr(optimizer, name) != default:
-                why = f"optimizer.{name} is for lamb, adamw, stableadamw and muon, not {optimizer.name}"
+                why = f"optimizer.{name} does not work with {optimizer.name}; use lamb, adamw, stableadamw or muon"
                 raise UserError("conflicting-settings", why)
         frozen = optimizer.frozen_layers
         if frozen > layers:
-            raise UserError("out-of-range", f"optimizer.frozen_layers {frozen} is more than model.num_layers {layers}")
+            wrong = f"optimizer.frozen_layers {frozen} is more than model.num_layers {layers}"
+            raise UserError("out-of-range", f"{wrong}; lower it")
 
     def _check_evaluation(self) -> None:
         evaluate = self.evaluate
         if self.task.name and evaluate.data:
-            raise UserError("pretraining-only", "evaluate.data is for pre-training; a task is evaluated on its --data")
+            raise UserError(
+                "pretraining-only", "evaluate.data is for pre-training; leave it out: a task is evaluated on its --data"
+            )
         for name, is_set in (
             ("evaluate.every_samples", evaluate.every_samples > 0),
             ("evaluate.target_accuracy", evaluate.target_accuracy > 0),
@@ -169,12 +189,12 @@ class Settings:
             ("checkpoint.keep_best", self.checkpoint.keep_best),
         ):
             if is_set and not self.evaluates:
-                raise UserError("no-evaluation-data", f"{name} is set, but evaluate.data names no folder")
+                raise UserError("no-evaluation-data", f"{name} needs data to evaluate on; give --evaluate.data DIR")
         if evaluate.rule == "mlperf" and (evaluate.every_samples or not self.nominal_sequences):
             raise UserError(
                 "conflicting-settings",
-                "evaluate.rule mlperf goes by batch.sequences, or by mlperf.global_batch_size where a step is measured "
-                "in tokens; set that, and not evaluate.every_samples",
+                "evaluate.rule mlperf needs batch.sequences, or mlperf.global_batch_size if batch.tokens sets the size "
+                "of a step; set it, and leave evaluate.every_samples out",
             )
 
     def to_dict(self) -> dict[str, dict[str, Any]]:
@@ -193,27 +213,32 @@ def _check_schedule(schedule: ScheduleSettings) -> None:
     if schedule.warmup_share and (schedule.warmup_steps or schedule.start_warmup_step or schedule.decay_start):
         raise UserError(
             "conflicting-settings",
-            "schedule.warmup_share ends the warm-up; leave warmup_steps, start_warmup_step and decay_start out",
+            "schedule.warmup_share sets the warm-up; leave warmup_steps, start_warmup_step and decay_start out",
         )
     if schedule.decay_share and (schedule.decay_start or schedule.decay_steps):
         raise UserError(
             "conflicting-settings",
-            "schedule.decay_share begins and ends the decay; leave decay_start and decay_steps out",
+            "schedule.decay_share sets the decay; leave decay_start and decay_steps out",
         )
     if (both := schedule.warmup_share + schedule.decay_share) > 1:
         raise UserError(
-            "conflicting-settings", f"schedule.warmup_share and schedule.decay_share add up to {both:g}, more than 1"
+            "conflicting-settings",
+            f"schedule.warmup_share and schedule.decay_share add up to {both:g}; together they must be at most 1",
         )
     warmup_end, decay_end = schedule.warmup_steps + schedule.start_warmup_step, schedule.decay_steps
     if 0 < decay_end < warmup_end:
         raise UserError(
-            "conflicting-settings", f"the warm-up ends at step {warmup_end}, after schedule.decay_steps {decay_end}"
+            "conflicting-settings",
+            f"the warm-up ends at step {warmup_end}, after schedule.decay_steps {decay_end}; make it shorter",
         )
     if 0 < decay_end <= schedule.decay_start:
         raise UserError("conflicting-settings", f"schedule.decay_start must be below schedule.decay_steps {decay_end}")
     for name in ("decay_start", "decay_share", "decay_steps", "floor"):
         if schedule.decay == "constant" and getattr(schedule, name):
-            raise UserError("conflicting-settings", f"schedule.decay constant has no {name}; set --schedule.{name} 0")
+            raise UserError(
+                "conflicting-settings", f"schedule.{name} has no use in a constant schedule; set --schedule.{name} 0"
+            )
     exponent = {"polynomial": schedule.power, "square-root": 0.5}.get(schedule.decay, 1.0)
     if schedule.power not in (1.0, exponent):
-        raise UserError("conflicting-settings", f"schedule.decay {schedule.decay} has no power; set --schedule.power 1")
+        wrong = f"schedule.power is for polynomial decay, not for {schedule.decay}"
+        raise UserError("conflicting-settings", f"{wrong}; set --schedule.power 1")

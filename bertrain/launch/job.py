@@ -109,7 +109,9 @@ class JobSpec:
         """Refuse options that contradict each other or that no script can hold; returns itself."""
         if bool(self.gpus_per_node) == bool(self.procs_per_node):
             given = "both are" if self.gpus_per_node else "neither is"
-            raise UserError("ranks-per-node", f"{given} given of --gpus-per-node and --procs-per-node; give one")
+            raise UserError(
+                "ranks-per-node", f"{given} given of --gpus-per-node and --procs-per-node; give exactly one"
+            )
         for name, value in dataclasses.asdict(self).items():
             if isinstance(value, str):
                 refuse_control_characters(f"--{name.replace('_', '-')}", value)
@@ -128,15 +130,15 @@ class JobSpec:
         if self.gres and not self.gpus_per_node and "gpu" in self.gres:
             raise UserError("gpus-without-ranks", f"--gres {self.gres} requests GPUs; give --gpus-per-node for them")
         if self.runtime == "pyxis" and self.container and launcher != "slurm":
-            raise UserError("wrong-container-runtime", "pyxis is a plugin of Slurm; elsewhere use --runtime apptainer")
+            raise UserError("wrong-container-runtime", "--runtime pyxis works only with Slurm; use --runtime apptainer")
         if self.mounts and not self.container:
-            raise UserError("option-without-effect", "--mounts is for --container; give both, or leave it out")
+            raise UserError("option-without-effect", "--mounts needs --container; give both, or leave --mounts out")
         self._check_nodes()
         if launcher == "ssh" and not self.hostfile:
             raise UserError("missing-hostfile", "give --hostfile, with one host per line, such as `node1 slots=8`")
         if launcher == "local" and self.nodes > 1:
-            why = f"--nodes is {self.nodes}, but `launch local` has one"
-            raise UserError("too-many-nodes", f"{why}; use ssh, slurm, pbs, mpi")
+            why = f"--nodes is {self.nodes}, but `launch local` uses one"
+            raise UserError("too-many-nodes", f"{why}; use `launch` with ssh, slurm, pbs or mpi")
         return self
 
     def _check_nodes(self) -> None:
@@ -228,7 +230,9 @@ def refuse_control_characters(option: str, value: str) -> None:
 
 def refuse_quotation_marks(option: str, value: str) -> None:
     if '"' in value:
-        raise UserError("quotation-mark", f"{option} {value} contains a quotation mark, which no scheduler accepts")
+        raise UserError(
+            "quotation-mark", f"{option} {value} contains a quotation mark, which schedulers do not accept; rename it"
+        )
 
 
 def parse_time(text: str, option: str) -> int:
@@ -319,7 +323,7 @@ def find_image(spec: JobSpec) -> str:
     if not spec.container or path.is_absolute() or not (is_image or path.suffix in (".sif", ".sqsh")):
         return spec.container
     if not is_image:
-        raise UserError("missing-image", f"there is no image {path} (--container); give the nodes' absolute path")
+        raise UserError("missing-image", f"there is no image {path} (--container); give its absolute path on the nodes")
     return str(path.resolve())
 
 
@@ -387,7 +391,7 @@ def carried_environment(spec: JobSpec) -> dict[str, str]:
             raise UserError("invalid-value", f"--env {word}: give NAME, or NAME=VALUE")
         if SECRETS.search(name):
             raise UserError(
-                "secret", f"--env {name} looks like a secret, and job folders are readable; set it on the nodes"
+                "secret", f"--env {name} looks like a secret, and others can read job folders; set it on the nodes"
             )
         if not given and name not in os.environ:
             raise UserError("missing-variable", f"--env {name}: the variable is not set; give --env {name}=VALUE")
@@ -419,7 +423,10 @@ def write_job(job: Job, settings: Settings | None, script: str) -> None:
 def read_job(folder: str | Path) -> Job:
     folder, path = Path(folder).resolve(), Path(folder).resolve() / JOB
     if not path.is_file():
-        raise UserError("missing-job", f"{folder} is not a job folder: it has no {JOB}")
+        raise UserError(
+            "missing-job",
+            f"{folder} is not a job folder: it has no {JOB}; name the folder that `bertrain launch` printed",
+        )
     try:
         content = load_json(path, {"schema_version": int})
         if content["schema_version"] != SCHEMA_VERSION:

@@ -14,6 +14,7 @@ import threading
 from pathlib import Path
 
 from bertrain.base.errors import EXIT_INTERRUPTED, EXIT_LOST_RANK, EXIT_REQUEUE, EXIT_USER_ERROR, UserError
+from bertrain.base.formatting import counted
 from bertrain.launch import rendezvous
 from bertrain.launch.job import Job
 from bertrain.launch.local import code_after_signal, describe_failure, run_agent
@@ -43,7 +44,9 @@ def run_node(job: Job, stage: str) -> int:
         return code_after_signal(caught.sigval)
     except DistError as error:
         reason = str(error).splitlines()[0]
-        raise UserError("rendezvous-failed", f"{name} did not connect to the other {nodes - 1}: {reason}") from None
+        raise UserError(
+            "rendezvous-failed", f"{name} did not connect to the other {counted(nodes - 1, 'node')}: {reason}"
+        ) from None
     if code in (0, EXIT_USER_ERROR, EXIT_INTERRUPTED, EXIT_REQUEUE):
         return code
     if set(failed.values()) <= {EXIT_LOST_RANK, -signal.SIGTERM}:
@@ -65,7 +68,7 @@ def _endpoint(job: Job, number: int, *, is_listening: bool = True) -> tuple[str,
 def start_folder() -> Path:
     """The folder of this start, made by the job's script."""
     if "BERTRAIN_START" not in os.environ:
-        raise UserError("not-in-a-job", "only the script of a job runs this; use bertrain launch")
+        raise UserError("not-in-a-job", "only the script of a job runs this command; use `bertrain launch`")
     return Path(os.environ["BERTRAIN_START"])
 
 
@@ -83,7 +86,9 @@ def exec_rank(job: Job, stage: str) -> None:
     if job.launcher == "mpi":  # overrides what a batch script around mpirun has set
         os.environ |= rendezvous.torchrun_variables_from_mpi(os.environ) or {"RANK": ""}
     if not os.environ.get("RANK"):
-        raise UserError("not-a-rank", "this process is not a rank: neither torchrun nor mpirun started it")
+        raise UserError(
+            "not-a-rank", "neither torchrun nor mpirun started this process as a rank; use `bertrain launch`"
+        )
     rank = int(os.environ["RANK"])
     if job.launcher == "mpi":
         host, port = _endpoint(job, rank, is_listening=False)

@@ -61,7 +61,7 @@ def publish_endpoint(folder: Path, *, host: str = "", port: int = 0) -> tuple[st
         port = free_port(port)
     except OSError as error:
         what = f"cannot listen on port {port} (--port) of {host}"
-        raise UserError("port-in-use", f"{what}: {error.strerror}; choose another") from None
+        raise UserError("port-in-use", f"{what}: {error.strerror}; choose another port") from None
     try:
         write_atomically(folder / ENDPOINT, json.dumps({"host": host, "port": port}))
     except OSError as error:

@@ -93,7 +93,7 @@ def mounts_of(job: Job) -> list[str]:
             folder = next(parent for parent in (place, *place.parents) if parent.is_dir())
             if folder == Path("/"):
                 raise UserError(
-                    "root-mount", f"the container cannot have all of / mounted, which {path} needs; create it"
+                    "root-mount", f"no folder above {path} exists but /, which cannot be mounted; create {path}"
                 )
             if not seen & {folder, *folder.parents}:
                 seen.add(folder)

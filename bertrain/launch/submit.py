@@ -43,7 +43,7 @@ def submit_job(job: Job, settings: Settings | None) -> str:
     program = "bash" if in_place and job.launcher != "mpi" else program
     if shutil.which(program) is None:
         needs = f"`launch {job.launcher}` needs {program}"
-        raise UserError("missing-program", f"{needs}, which is not on the PATH; or try --dry-run")
+        raise UserError("missing-program", f"{needs}, which is not on the PATH; use a login node, or try --dry-run")
     write_job(job, settings, job_script(job))
     path = job.folder / SCRIPT
     if in_place:
@@ -56,7 +56,9 @@ def submit_job(job: Job, settings: Settings | None) -> str:
     done = _run(command)
     if done.returncode:
         reason = done.stderr or f"exit code {done.returncode}"
-        raise UserError("job-refused", f"{program} refused {path}: {reason}; edit and submit it, or remove its folder")
+        raise UserError(
+            "job-refused", f"{program} refused {path}: {reason}; edit and submit the script, or remove its folder"
+        )
     number = done.stdout.strip().partition(";")[0]
     with open(job.folder / SUBMITTED, "a") as file:
         file.write(f"{number}\n")
@@ -106,7 +108,9 @@ def _run(command: list[str]) -> subprocess.CompletedProcess[str]:
     try:
         done = subprocess.run(command, capture_output=True, text=True, check=False)
     except FileNotFoundError:
-        raise UserError("missing-program", f"this job needs {command[0]}, which is not on the PATH") from None
+        raise UserError(
+            "missing-program", f"this job needs {command[0]}, which is not on the PATH; use a login node"
+        ) from None
     done.stderr = " ".join(done.stderr.split())
     return done
 
@@ -161,7 +165,7 @@ def cancel_job(folder: str | Path) -> str:
     if host != platform.node():
         raise UserError("job-on-other-host", f"the job runs on {host}; cancel it there")
     if not _is_script(number, job):
-        raise UserError("job-not-running", f"the job in {job.folder} is not running any more")
+        raise UserError("job-not-running", f"the job in {job.folder} is no longer running")
     os.kill(number, signal.SIGTERM)
     return f"sent SIGTERM to process {number}: it finishes the current step and saves"
 

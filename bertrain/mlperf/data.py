@@ -94,9 +94,7 @@ def mlperf_data(
         raise UserError("conflicting-options", "--needed-only leaves out what --intermediate asks for; give one")
     say = say or (lambda line: None)
     if max_seq_length not in PREDICTIONS:
-        raise UserError(
-            "option-out-of-range", f"--max-seq-length is {max_seq_length}; MLPerf's text is made into 128 or 512"
-        )
+        raise UserError("option-out-of-range", f"--max-seq-length is {max_seq_length}; it must be 128 or 512")
     if not skip_download:
         download("mlperf", out, mirror=mirror)
     text = _find_text(out)
@@ -208,12 +206,14 @@ def _find_text(out: Path) -> list[Path]:
         _unpack(packed, folder)
     parts = sorted(path for path in folder.glob("part-*-of-*") if re.fullmatch(r"part-\d{5}-of-\d{5}", path.name))
     if not parts:
-        raise UserError("missing-input", f"no part-00000-of-00500 and so on in {folder}; leave --skip-download out")
+        raise UserError(
+            "missing-input", f"{folder} has no files such as part-00000-of-00500; leave --skip-download out"
+        )
     expected = int(parts[0].name[-5:])
     if [path.name for path in parts] != [f"part-{number:05d}-of-{expected:05d}" for number in range(expected)]:
-        raise UserError("missing-input", f"{folder} contains {len(parts)} of {expected} parts; fetch the rest")
+        raise UserError("missing-input", f"{folder} contains {len(parts)} of {expected} parts; download the rest")
     if not (folder / "eval.txt").is_file():
-        raise UserError("missing-input", f"no eval.txt, the text for evaluation, in {folder}; put it there")
+        raise UserError("missing-input", f"{folder} has no eval.txt, the text for evaluation; put it there")
     return [*parts, folder / "eval.txt"]
 
 
@@ -227,7 +227,7 @@ def _unpack(archive: Path, folder: Path) -> None:
                     with content, open(partial / Path(member.name).name, "wb") as file:
                         shutil.copyfileobj(content, file)
     except (tarfile.TarError, EOFError, OSError) as error:
-        raise UserError("damaged-input", f"{archive} is damaged ({error}); remove it and fetch it again") from None
+        raise UserError("damaged-input", f"{archive} is damaged ({error}); remove it and download it again") from None
 
 
 def _check_text(out: Path) -> int:
@@ -239,9 +239,9 @@ def _check_text(out: Path) -> int:
     for md5, name in listed:
         file = out / "download" / "results4" / name
         if not file.is_file():
-            raise UserError("missing-input", f"no {file}, which {path.name} lists; fetch it, or remove the list")
+            raise UserError("missing-input", f"no {file}, which {path.name} lists; download it, or remove the list")
         if md5_of(file) != md5:
-            raise UserError("wrong-checksum", f"{file} is not the file that {path.name} lists; fetch it again")
+            raise UserError("wrong-checksum", f"{file} is not the file that {path.name} lists; download it again")
     return len(listed)
 
 
@@ -261,7 +261,7 @@ def _is_mlperf_text(text: list[Path]) -> bool:
     known = {path: MLPERF_FILES[path.name] for path in text if path.name in MLPERF_FILES}
     differing = [path for path, (size, md5) in known.items() if path.stat().st_size != size or md5_of(path) != md5]
     if differing and len(differing) < len(known):
-        raise UserError("wrong-checksum", f"{differing[0]} is not the file that MLPerf published; fetch it again")
+        raise UserError("wrong-checksum", f"{differing[0]} is not the file that MLPerf published; download it again")
     return bool(known) and not differing
 
 
@@ -322,7 +322,9 @@ def _count_rows(evaluation: Path, count: int) -> int:
     """The number of rows to pick `count` from."""
     total = len(Shards.open(evaluation, verify="size"))
     if count > total:
-        raise UserError("option-out-of-range", f"--eval-count is {count}, but {evaluation} has {total} examples")
+        raise UserError(
+            "option-out-of-range", f"--eval-count is {count}, but {evaluation} has {total} examples; lower it"
+        )
     return total
 
 

@@ -36,15 +36,20 @@ DROP_CACHES = Path("/proc/sys/vm/drop_caches")
 
 def check_settings(settings: Settings) -> None:
     if not settings.evaluate.data:
-        raise UserError("missing-evaluation-data", "the target is on held-out data; give --evaluate.data DIR")
+        raise UserError(
+            "missing-evaluation-data", "the target accuracy is measured on held-out data; give --evaluate.data DIR"
+        )
     if not settings.nominal_sequences:
-        raise UserError("missing-batch-size", "set batch.sequences or mlperf.global_batch_size: the log needs it")
+        raise UserError(
+            "missing-batch-size",
+            "MLPerf's log needs the global batch size; set batch.sequences or mlperf.global_batch_size",
+        )
     for name in ("budget", "fits", "skip_steps"):
         if getattr(settings.train, name):
-            raise UserError("setting-not-for-mlperf", f"an experiment cannot have train.{name}; leave it out")
+            raise UserError("setting-not-for-mlperf", f"an MLPerf experiment cannot use train.{name}; leave it out")
     optimizer, decay = settings.optimizer.name, settings.schedule.decay
     if settings.mlperf.division == "closed" and (optimizer != "lamb" or decay in ("cosine", "constant")):
-        rule = "the closed division trains with LAMB and polynomial decay"
+        rule = "the closed division requires LAMB and polynomial decay"
         broken = f"but optimizer.name is {optimizer} and schedule.decay {decay}"
         raise UserError("not-closed-division", f"{rule}, {broken}; set --mlperf.division open")
 
@@ -288,7 +293,7 @@ def probe_initial_weights(settings: Settings, init: str) -> float:
         extends = settings.train.init_positions == "extend"
         missing = copy_weights(parameters, read_weights(init), extends_positions=extends)
         if missing:
-            raise AgreedError("incomplete-weights", f"{init} has no {', '.join(missing)}, so it cannot be evaluated")
+            raise AgreedError("incomplete-weights", f"{init} has no {', '.join(missing)}; use weights with both heads")
         loader = Loader(open_for(settings.evaluate.data, settings, ranks), settings, rank=ranks.rank, world=ranks.world)
         held_out = HeldOutEvaluator(loader, settings.evaluate.max_examples, settings.model)
         predict = predictor(model.to(ranks.device), settings, ranks.device)

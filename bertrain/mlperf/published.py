@@ -152,6 +152,6 @@ def compare_recipe(name: str) -> list[Comparison]:
     if not found:
         known = sorted({one.recipe for one in published_results() if one.recipe})
         raise UserError(
-            "no-published-result", f"no published MLPerf result belongs to {name}, but to {', '.join(known)}"
+            "no-published-result", f"there is no published MLPerf result for {name}; choose one of {', '.join(known)}"
         )
     return [compare(one) for one in found]

@@ -81,7 +81,9 @@ def run_experiments(
         else:
             folder = attempt_folder(out, number, attempt)
             crashed = f"experiment {number} crashed in all {attempts} attempts"
-            raise UserError("experiment-failed", f"{crashed}; look into {folder}, then run this again")
+            raise UserError(
+                "experiment-failed", f"{crashed}; see the logs in {folder}, then run the same command again"
+            )
         print(f"experiment {number}: {describe_result(result)}", flush=True)
     return check_results(out)
 
@@ -147,7 +149,7 @@ def check_experiments(
     settings = as_experiment(settings)
     warn_of_settings(settings)
     if settings.mlperf.probe_accuracy and not init:
-        raise UserError("missing-init", "the probe needs weights; give --init, or set --mlperf.probe_accuracy 0")
+        raise UserError("missing-init", "mlperf.probe_accuracy checks the initial weights; give --init, or set it to 0")
     preflight(settings, data, attempt_folder(out, 0, 0) / "run", init=init, world=world, here=here)
     _has_recipe(settings, out, data, init)
     return settings
@@ -159,7 +161,9 @@ def _has_recipe(settings: Settings, out: Path, data: str | Path, init: str) -> b
     if recipe.is_file():
         first_line = recipe.read_text(encoding="utf-8").partition("\n")[0]
         if first_line != text.partition("\n")[0] or resolve(str(recipe)) != settings:
-            raise UserError("other-experiments", f"{recipe} has other settings, data or weights; choose another --out")
+            raise UserError(
+                "other-experiments", f"{recipe} has different settings, data or weights; choose another --out"
+            )
     elif out.exists() and (not out.is_dir() or any(out.iterdir())):
         raise UserError("folder-exists", f"{out} exists and is not a folder of experiments; choose another --out")
     return recipe.is_file()
@@ -191,7 +195,7 @@ def _start(nproc: int, arguments: list[str]) -> int:
 def _check_exit_code(code: int, part: str, *, may_be_repeated: bool = False) -> None:
     """Raise what the process of a part has reported, or its failure; nothing if it succeeded."""
     if code == EXIT_USER_ERROR:
-        raise ReportedElsewhereError("reported-elsewhere", f"{part} has failed and reported why")
+        raise ReportedElsewhereError("reported-elsewhere", f"{part} has failed and printed the reason")
     if code == StoppedError.exit_code:
         raise StoppedError("experiment-stopped", f"Ctrl-C stopped {part}; run the same command again to continue")
     if code == RequeueError.exit_code:

@@ -88,7 +88,7 @@ class Optimizer(ABC):
                     raise UserError(
                         "optimizer-state-mismatch",
                         f"the checkpoint's optimizer state does not fit: {self.settings.name} needs {kind} of {name} "
-                        f"{list(shape)}, and the checkpoint {found}; resume with the optimizer and model of the run",
+                        f"of shape {list(shape)}, and the checkpoint {found}; use the optimizer and model of the run",
                     )
                 self.arena.view(whole, name).copy_(stored)
             buffer.copy_(whole[self.span.start : self.span.stop])

@@ -217,8 +217,8 @@ def refuse_too_little(text: Text) -> None:
         need = f"{LEAST_TOKENS * CHARACTERS_PER_TOKEN / 1e3:,.0f} kB"
         raise UserError(
             "too-little-text",
-            f"the text has {text.characters / 1e3:,.1f} kB; pre-training needs {need} at the very least, and some "
-            "megabytes to be of use",
+            f"the text has {text.characters / 1e3:,.1f} kB; pre-training needs at least {need}, and some "
+            "megabytes to be useful",
         )
     if text.documents < LEAST_DOCUMENTS:
         raise UserError(

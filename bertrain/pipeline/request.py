@@ -78,7 +78,9 @@ def make_request(given: dict[str, Any]) -> Request:
             raise UserError("missing-data", f"--task {request.task}: there is no file {file}")
         request = replace(request, task=f"{kind}={Path(file).resolve()}")
     if request.init and request.size != "auto":
-        raise UserError("conflicting-options", "--size and --init exclude each other: the weights have a size")
+        raise UserError(
+            "conflicting-options", "--size and --init exclude each other, since weights have a size; give one"
+        )
     return request
 
 
@@ -93,17 +95,19 @@ def check_request(request: Request, out: Path) -> None:
     place = out.resolve()
     for path in map(Path, request.inputs):
         if path in (place, *place.parents):
-            raise UserError("output-in-input", f"--out {out} lies in the text {path}; choose a folder outside it")
+            raise UserError(
+                "output-in-input", f"--out {out} is inside the text folder {path}; choose a folder outside it"
+            )
     if not is_writable(next(path for path in (place, *place.parents) if path.exists())):
         raise UserError("unwritable-folder", f"cannot write {out}; choose another --out")
     given = request.settings(of_task=False)
     if "evaluate.data" in given:
-        cure = "leave evaluate.data out; --eval says how much"
+        cure = "leave evaluate.data out; --eval sets how much"
         raise UserError("conflicting-options", f"`train` evaluates on text that it holds out; {cure}")
     recipe = "bert-tiny" if request.size == "auto" else f"bert-{request.size}"
     settings = resolve(recipe, given | {"evaluate.data": str(out / HELD_OUT)})
     if "train.epochs" in dict(request.overrides) and not settings.train.epochs:
-        raise UserError("no-length", "train.epochs is 0, which leaves no length; give more, or leave it out")
+        raise UserError("no-length", "train.epochs is 0, so there is nothing to train; give more, or leave it out")
     if request.init and not request.init.startswith(PREFIX):
         open_source(request.init, hashes=False)
     if request.task:

@@ -147,15 +147,17 @@ def make_request(
 ) -> Request:
     """The arguments of `sweep`, checked; paths are absolute, so that the command may be repeated from elsewhere."""
     if under_launcher():
-        raise UserError("not-launchable", "a sweep starts its runs itself; call it on one machine, without ranks")
+        raise UserError("not-launchable", "a sweep starts its runs itself; run it on one machine, without a launcher")
     if not what.endswith(".toml") and what not in (names := [*recipe_names(), *task_names()]):
-        raise UserError("unknown-recipe", f"there is neither a recipe nor a task {what!r}{nearest(what, names)}")
+        raise UserError("unknown-recipe", f"{what!r} is neither a recipe nor a task{nearest(what, names)}")
     if not (grid or seeds):
         raise UserError("missing-option", "nothing to vary: give --grid SETTING=VALUE,VALUE, or --seeds 3")
     given = dict(as_pairs(overrides))
     for key in [*grid, *(["train.seed"] if seeds else [])]:
         if key in given or (key == "train.seed" and seeds and key in grid):
-            raise UserError("conflicting-options", f"{key} is given twice: as a setting, and to be varied; give one")
+            raise UserError(
+                "conflicting-options", f"{key} is given as a setting and also varied; give only one of them"
+            )
     return Request(
         what=str(Path(what).resolve()) if what.endswith(".toml") else what,
         data=str(Path(data).resolve()),
@@ -198,8 +200,8 @@ def _read_done(path: Path, request: Request) -> list[str]:
         raise UserError("damaged-file", f"{path} is damaged ({error}); choose another --out") from None
     for name, value in asdict(request).items():
         if (begun := kept["request"].get(name)) != value:
-            was = f"{path.parent} was begun with {name} {json.dumps(begun)}, not {json.dumps(value)}"
-            raise UserError("other-request", f"{was}; repeat that, or choose another --out")
+            was = f"{path.parent} was started with {name} {json.dumps(begun)}, not {json.dumps(value)}"
+            raise UserError("other-request", f"{was}; use the same value, or choose another --out")
     done: list[str] = kept["done"]
     return done
 
@@ -208,7 +210,7 @@ def _write(path: Path, request: Request, done: Sequence[str]) -> None:
     try:
         write_atomically(path, json.dumps({"request": asdict(request), "done": done}, indent=1) + "\n")
     except OSError as error:
-        cure = "free some space; the same command continues"
+        cure = "free some space, then run the same command to continue"
         raise UserError("cannot-write", f"could not write {path}: {error.strerror or error}; {cure}") from None
 
 
@@ -262,7 +264,9 @@ def check_runs(request: Request, planned: Sequence[PlannedRun], out: Path) -> Fi
     for run in planned:
         settings = request.resolve(run.changes)
         if settings in checked:
-            raise UserError("repeated-value", f"the run {run.name} has the same settings as another; name a value once")
+            raise UserError(
+                "repeated-value", f"the run {run.name} has the same settings as another run; give each value once"
+            )
         same = last if checked and (checked[-1].task, checked[-1].data) == (settings.task, settings.data) else None
         checked.append(settings)
         last = resolve_run(settings, request.data, out / run.name, init=request.init, same_task=same)

@@ -153,8 +153,8 @@ def _kept_plan(request: Request, out: Path) -> Plan | None:
         raise UserError("damaged-file", f"{path} is damaged ({error}); choose another --out") from None
     if begun != request:
         name = next(name for name in asdict(request) if getattr(begun, name) != getattr(request, name))
-        cure = f"repeat that, or choose another --out; --init {quote(str(out / 'run'))} begins with its weights"
-        was = f"{out} was begun with {begun.describe(name)}, not with {request.describe(name)}"
+        cure = f"use the same, or choose another --out; --init {quote(str(out / 'run'))} starts from its weights"
+        was = f"{out} was started with {begun.describe(name)}, not with {request.describe(name)}"
         raise UserError("other-request", f"{was}; {cure}")
     plan: Plan | None = kept["plan"]
     return plan
@@ -259,7 +259,10 @@ def _prepare(plan: Plan, request: Request, out: Path) -> None:
     if request.init:
         words = open_source(request.init).vocabulary
         if words is None:
-            raise UserError("missing-vocabulary", f"{request.init} has no vocabulary; `weights import --vocab` adds it")
+            raise UserError(
+                "missing-vocabulary",
+                f"{request.init} has no vocabulary; add one with `bertrain weights import --vocab FILE`",
+            )
         words.save(vocabulary)
         lower_case = words.lower_case
     elif not vocabulary.is_file():

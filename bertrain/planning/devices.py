@@ -50,7 +50,7 @@ class Gpu:
             return self.products[precision]
         known = ", ".join(self.products)
         raise UserError(
-            "precision-not-on-gpu", f"{self.name} does not compute {precision}; set --train.precision to one of {known}"
+            "precision-not-on-gpu", f"{self.name} does not support {precision}; set --train.precision to one of {known}"
         )
 
 
@@ -78,7 +78,7 @@ def gpu_names() -> list[str]:
 def find_gpu(name: str) -> Gpu:
     """The GPU of this name in the table."""
     if name not in gpu_names():
-        raise UserError("unknown-gpu", f"--gpu {name} is not in the table of GPUs, which has {', '.join(gpu_names())}")
+        raise UserError("unknown-gpu", f"--gpu {name} is not a known GPU; choose one of {', '.join(gpu_names())}")
     entry, achieved = _table()["gpu"][name], _table()["achieved"]
     peak = {precision: 1e12 * tera for precision, tera in entry["peak"].items()}
     shares = {precision: achieved["products_fp8" if precision == "fp8" else "products"] for precision in peak}
@@ -114,7 +114,7 @@ def find_network(text: str, gpu: Gpu, per_node: int) -> Network:
         known = f"{', '.join(_table()['inside'])} inside a machine and {', '.join(_table()['between'])} between them"
         raise UserError(
             "unknown-network",
-            f"--network {text} is not INSIDE+BETWEEN of known links: {known}, such as nvlink+4xib-hdr; or give a file",
+            f"--network {text} is not INSIDE+BETWEEN, such as nvlink+4xib-hdr, or a .toml file; known links: {known}",
         )
     number = int(adapters) if adapters else per_node  # one adapter for each GPU
     link = gpu.link if between_name == "nvlink" else 1e9 * between["gb_per_s"]
@@ -136,9 +136,13 @@ def _read_network(path: Path) -> Network:
         values = {name: float(found[name]) for name in NETWORK_KEYS}
     except (OSError, ValueError, KeyError, TypeError) as error:
         needed = ", ".join(sorted(NETWORK_KEYS))
-        raise UserError("bad-network-file", f"{path} is no network ({error!r}); it needs {needed}") from None
+        raise UserError(
+            "bad-network-file", f"{path} does not describe a network ({error!r}); it needs {needed}"
+        ) from None
     if found.keys() - NETWORK_KEYS or min(values.values()) <= 0:
-        raise UserError("bad-network-file", f"{path} must hold {', '.join(sorted(NETWORK_KEYS))}, all above 0")
+        raise UserError(
+            "bad-network-file", f"{path} must have {', '.join(sorted(NETWORK_KEYS))} and nothing else, all above 0"
+        )
     return Network(
         path.stem,
         1e9 * values["inside_gb_per_s"],

@@ -108,9 +108,12 @@ def refuse_too_little(settings: Settings, place: Place, *, is_begun: bool) -> No
         return
     ways = _ways_to_fit(settings, place, is_begun)
     advice = f"set {', or '.join(ways)}" if ways else "use a smaller model or a machine with more memory"
-    need, there = f"{needed.total / GIB:.1f} GiB on each rank", f"{place.bytes / GIB:.1f} GiB are there ({place.label})"
+    need, there = (
+        f"{needed.total / GIB:.1f} GiB on each rank",
+        f"{place.bytes / GIB:.1f} GiB are available ({place.label})",
+    )
     parts = f"the largest parts in GiB: {needed.text()}"
-    raise UserError("out-of-memory", f"this run needs about {need}, and {there}; {parts}; {advice}")
+    raise UserError("out-of-memory", f"this run needs about {need}, but {there}; {parts}; {advice}")
 
 
 def _ways_to_fit(settings: Settings, place: Place, is_begun: bool) -> list[str]:

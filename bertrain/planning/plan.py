@@ -55,7 +55,7 @@ def lengths_of(table: Path, longest: int) -> Ints:
     """Lengths drawn from a .csv with the columns length and sequences, of those up to `longest`."""
     histogram = read_lengths(table)[: longest + 1]
     if not histogram.sum():
-        raise UserError("empty-data", f"{table} has no sequence of up to {longest} tokens")
+        raise UserError("empty-data", f"{table} has no sequence of {longest} tokens or fewer")
     return np.random.default_rng(0).choice(len(histogram), DRAWN, p=histogram / histogram.sum())
 
 
@@ -184,17 +184,18 @@ def fewest_gpus(wish: Wish, within_s: float, most: int) -> Plan:
     for count in _counts(wish.cluster.per_node, most):
         if (plan := _try(wish, count)) is not None and plan.seconds <= within_s:
             return plan
-    raise UserError("no-such-plan", f"up to {most:,} of {wish.cluster.gpu.name} do not end within {within_s:,.0f} s")
+    late = f"no number of {wish.cluster.gpu.name} up to {most:,} finishes within {within_s:,.0f} s"
+    raise UserError("no-such-plan", f"{late}; allow more time (--within)")
 
 
 def fastest_for(wish: Wish, money: float, most: int) -> Plan:
     """The fastest plan that costs at most `money`."""
     if not wish.price:
-        raise UserError("no-price", "--spend needs --price, the price of one GPU for an hour")
+        raise UserError("no-price", "--spend needs the price of one GPU for one hour; give --price")
     plans = (_try(wish, count) for count in _counts(wish.cluster.per_node, most))
     affordable = [plan for plan in plans if plan is not None and plan.price <= money]
     if not affordable:
-        raise UserError("no-such-plan", f"no number of GPUs up to {most:,} ends for {money:g}")
+        raise UserError("no-such-plan", f"no number of GPUs up to {most:,} finishes for {money:g} EUR; raise --spend")
     return min(affordable, key=lambda plan: plan.seconds)
 
 

@@ -51,11 +51,13 @@ def profile_report(folders: Sequence[str | Path], *, out: str | Path | None = No
     found = compare(sets)
     path = page_path(out, Path(folders[0]) / "profile-report.html")
     if path.suffix in (".json", ".csv"):
-        raise UserError("out-not-html", f"--out names the page, not {path}; its numbers go beside it, as JSON and CSV")
+        raise UserError("out-not-html", f"--out names an HTML page, not {path}; JSON and CSV are written beside it")
     written_before = path.is_file() and f"bertrain {KIND}</title>" in path.read_text(encoding="utf-8", errors="replace")
     others = [one for one in (path, path.with_suffix(".json"), path.with_suffix(".csv")) if one.exists()]
     if others and not written_before:
-        raise UserError("file-exists", f"{others[0]} exists and is not of a profile report; choose another --out")
+        raise UserError(
+            "file-exists", f"{others[0]} exists and was not written by `profile report`; choose another --out"
+        )
     write_page(path, page(sets, found))
     write_page(path.with_suffix(".json"), json.dumps(asdict(found), indent=1) + "\n")
     written = io.StringIO()
@@ -78,9 +80,9 @@ def read_roofline(folder: str | Path) -> tuple[list[Row], dict[str, Any]]:
     (found, *_) = find_sets([folder])
     path = found.folder / "roofline.csv"
     if not path.is_file():
-        raise UserError("missing-file", f"there is no roofline.csv in {found.folder}; `bertrain profile` makes it")
+        raise UserError("missing-file", f"there is no roofline.csv in {found.folder}; `bertrain profile run` writes it")
     if "ceilings" not in found.facts:
-        raise UserError("damaged-file", f"{found.folder / 'device.json'} is damaged: it has no ceilings")
+        raise UserError("damaged-file", f"{found.folder / 'device.json'} is damaged: it has no ceilings; profile again")
     return [Row(*values) for values in _read_rows(path, [item.name for item in fields(Row)])], found.facts
 
 

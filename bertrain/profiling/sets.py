@@ -69,7 +69,7 @@ def find_sets(folders: Sequence[str | Path]) -> list[ProfileSet]:
     found: list[ProfileSet] = []
     for folder in map(Path, folders):
         if not folder.is_dir():
-            raise UserError("missing-folder", f"there is no folder {folder}")
+            raise UserError("missing-folder", f"there is no folder {folder}; check the path")
         if Run.exists(folder):
             found.append(read_run(folder))
             continue
@@ -79,7 +79,9 @@ def find_sets(folders: Sequence[str | Path]) -> list[ProfileSet]:
             raise UserError("not-a-profile", f"{folder} has no profile (a folder with a device.json) and is not a run")
         found += [read_set(place) for place in places]
     if len({one.folder.resolve() for one in found}) < len(found):
-        raise UserError("repeated-set", "these folders have a set twice; give each once, and none inside another")
+        raise UserError(
+            "repeated-set", "these folders contain the same profile twice; give each once, and none inside another"
+        )
     return found
 
 
@@ -142,7 +144,9 @@ def read_run(folder: Path) -> ProfileSet:
     ended = table.columns.get("ended", np.array([]))
     computed = np.isfinite(ended) & (table.columns.get("skipped", np.zeros(len(ended))) != 1)
     if not computed.any():
-        raise UserError("no-timed-steps", f"the run {folder} has no timed step in metrics.jsonl yet")
+        raise UserError(
+            "no-timed-steps", f"the run {folder} has no timed step in metrics.jsonl yet; wait for its first steps"
+        )
     phases = [table.columns[f"seconds.{phase}"][computed].astype(np.float64) for phase in PHASES]
     seconds, tokens = np.sum(phases, axis=0), table.columns["tokens"][computed].astype(np.float64)
     notes = notes_of(folder)

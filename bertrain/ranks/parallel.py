@@ -219,9 +219,11 @@ def _fresh_store() -> Store:
     if store.check([BEGUN]):
         # The first rank to look reports it: when it ends, torchrun ends the others, which may not be here yet.
         if store.add(REFUSED, 1) > 1:
-            raise ReportedElsewhereError("reported-elsewhere", "another rank has refused the store, and printed why")
+            raise ReportedElsewhereError(
+                "reported-elsewhere", "another rank has refused the store and printed the reason"
+            )
         why = "torchrun restarted these ranks with the store of earlier ranks, through which they cannot connect"
-        cure = "set TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1 for torchrun, or use --nproc and --restarts of bertrain"
+        cure = "set TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1 for torchrun, or use bertrain's --nproc and --restarts"
         raise UserError("used-store", f"{why}; {cure}")
     return store
 

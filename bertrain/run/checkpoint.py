@@ -247,10 +247,10 @@ def choose(folder: Path, which: str, *, hashes: bool = True) -> tuple[Path, list
         newest, warnings = newest_whole(folder, hashes=hashes)
         if newest is None:
             reason = "; ".join(warnings) or "it has saved none yet"
-            raise UserError("no-checkpoint", f"the run {folder.parent} has no whole checkpoint: {reason}")
+            raise UserError("no-checkpoint", f"the run {folder.parent} has no valid checkpoint: {reason}")
         return newest, warnings
     if which != "best" and not (which.isascii() and which.isdigit()):
-        raise UserError("unknown-checkpoint", f"--checkpoint is newest, best or the number of a step, not {which!r}")
+        raise UserError("unknown-checkpoint", f"--checkpoint is {which!r}; give newest, best or the number of a step")
     step = read_best(folder) if which == "best" else int(which)
     if step is None:
         cure = "train with checkpoint.keep_best true"
@@ -296,7 +296,9 @@ def read_state(checkpoint: Path) -> tuple[Progress, dict[str, Any]]:
     try:
         state = load_json(checkpoint / STATE, {"schema_version": int, "settings?": {}})
         if state["schema_version"] != SCHEMA_VERSION:
-            raise UserError("other-layout", f"{checkpoint} was written by another version of bertrain")
+            raise UserError(
+                "other-layout", f"{checkpoint} was written by another version of bertrain; use that version"
+            )
         return check_value(state, Progress), state.get("settings", {})
     except JsonError as error:
         raise UserError("damaged-checkpoint", f"{checkpoint / STATE}: {error}; remove its checkpoint") from None

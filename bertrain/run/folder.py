@@ -74,8 +74,8 @@ class Run:
         path = self.folder / VOCABULARY
         found = Vocabulary.load(path, lower_case=self.lower_case)
         if found.hash != self.vocabulary_hash:
-            cure = f"put back that of its data ({self.data})"
-            raise UserError("changed-vocabulary", f"{path} is not the vocabulary the run began with; {cure}")
+            cure = f"put back the vocabulary of its data ({self.data})"
+            raise UserError("changed-vocabulary", f"{path} is not the vocabulary that the run started with; {cure}")
         return found
 
     @staticmethod
@@ -94,7 +94,7 @@ class Run:
             if "model_type" in written:
                 raise UserError("no-run", f"{folder} is a Transformers folder; name the run that it was exported from")
             if (version := check_value(written, {"schema_version": int})["schema_version"]) != SCHEMA_VERSION:
-                reads = f"this version of bertrain reads {SCHEMA_VERSION}"
+                reads = f"this version of bertrain reads layout {SCHEMA_VERSION}; use the version that wrote it"
                 raise UserError("other-layout", f"{path} has layout {version}; {reads}")
             content = check_value(written, CONTENT)
             data = content["data"]
@@ -111,7 +111,7 @@ class Run:
                 task=content.get("task", {}),
             )
         except (JsonError, KeyError) as error:
-            raise UserError("damaged-run", f"{path} is damaged ({error}), so the run cannot be opened") from None
+            raise UserError("damaged-run", f"{path} is damaged ({error}); restore it from a copy") from None
 
     @staticmethod
     def create(
@@ -182,8 +182,8 @@ class Run:
     def refuse_other_data(self, data: DataSource) -> None:
         if data.fingerprint != self.data_fingerprint:
             prints = f"fingerprint {data.fingerprint[:12]} now, {self.data_fingerprint[:12]} then"
-            found = f"{data.folder} is not the data this run began with ({prints})"
-            raise AgreedError("other-data", f"{found}; put that data back or start a new run")
+            found = f"{data.folder} is not the data that this run started with ({prints})"
+            raise AgreedError("other-data", f"{found}; put that data back, or start a new run")
 
     @contextmanager
     def lock(self) -> Iterator[bool]:
@@ -227,8 +227,8 @@ def read_starts(path: Path, schema: dict[str, Any] | None = None) -> list[dict[s
 def refuse_other_vocabulary(data: DataSource, expected_hash: str) -> None:
     """Refuse data whose token ids differ from the model's."""
     if data.vocabulary.hash != expected_hash:
-        cure = "prepare it with the vocab.txt of the run or the weights"
-        raise AgreedError("other-vocabulary", f"{data.folder} has another vocabulary than the model's; {cure}")
+        cure = "prepare it with the vocab.txt of the run or of the weights"
+        raise AgreedError("other-vocabulary", f"{data.folder} has a different vocabulary from the model's; {cure}")
 
 
 def runs_in(folder: Path, depth: int = 1) -> list[Path]:

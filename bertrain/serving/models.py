@@ -63,7 +63,7 @@ class FillMask:
     def answer(self, asks: Sequence[Ask]) -> list[list[Any]]:
         for ask in asks:
             if ask.options["top"] * sum(text.count("[MASK]") for text in ask.texts) > MAX_GUESSES:
-                raise UserError("too-many-masks", f"ask for at most {MAX_GUESSES:,} words, of all masks together")
+                raise UserError("too-many-masks", f"ask for at most {MAX_GUESSES:,} words for all masks together")
         block = self.filler.encode(_texts_of(asks))
         filled = self.filler.fill(block, max(ask.options["top"] for ask in asks))
         return [

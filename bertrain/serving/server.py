@@ -31,8 +31,11 @@ def listen(host: str, port: int) -> socket.socket:
         return socket.create_server((host, port), family=family, backlog=2048)
     except OSError as error:
         if error.errno == errno.EADDRINUSE:
-            raise UserError("port-in-use", f"port {port} of {host} is in use; choose another: --port") from None
-        raise UserError("cannot-listen", f"cannot listen on port {port} of {host}: {error.strerror or error}") from None
+            raise UserError("port-in-use", f"port {port} of {host} is in use; choose another with --port") from None
+        raise UserError(
+            "cannot-listen",
+            f"cannot listen on port {port} of {host}: {error.strerror or error}; check --host and --port",
+        ) from None
 
 
 def address_of(listening: socket.socket) -> str:

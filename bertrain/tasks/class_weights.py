@@ -49,12 +49,14 @@ def parse_weights(text: str, labels: Sequence[str]) -> Factors:
             raise UserError("bad-class-weights", f"task.class_weights has {part.strip()!r}; {form}")
         if label not in labels:
             known = f"{nearest(label, list(labels))}; the labels are {listed(list(labels))}"
-            raise UserError("bad-class-weights", f"task.class_weights names {label!r}, which is no label{known}")
+            raise UserError("bad-class-weights", f"task.class_weights names {label!r}, which is not a label{known}")
         try:
             weight = float(number)
         except ValueError:
             weight = math.nan
         if not 0 < weight < math.inf:
-            raise UserError("bad-class-weights", f"task.class_weights gives {label} {number!r}, not a positive number")
+            raise UserError(
+                "bad-class-weights", f"task.class_weights gives {label} the weight {number!r}; give a positive number"
+            )
         factors[labels.index(label)] = weight
     return factors

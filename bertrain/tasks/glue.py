@@ -146,12 +146,15 @@ def find_tasks(folder: Path) -> dict[str, bool]:
 def find_task_folder(folder: Path, name: str) -> Path:
     """The folder with the files of a task: `folder`, or its subfolder named after the task."""
     if not folder.is_dir():
-        raise UserError("not-a-folder", f"--data {folder} is not a folder; name GLUE's, or its {TASKS[name].folder}")
+        raise UserError(
+            "not-a-folder",
+            f"--data {folder} is not a folder; name the folder of GLUE, or its subfolder {TASKS[name].folder}",
+        )
     inside = [path for path in sorted(folder.iterdir()) if path.is_dir() and _normalize(path.name) == name]
     if inside:
         return inside[0]
     if _normalize(folder.resolve().name) in TASKS.keys() - {name}:
-        raise UserError("other-task", f"--data {folder} is that of another task; name that of {TASKS[name].folder}")
+        raise UserError("other-task", f"--data {folder} belongs to another task; name the folder {TASKS[name].folder}")
     return folder
 
 

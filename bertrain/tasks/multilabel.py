@@ -214,7 +214,9 @@ class MultilabelTask(ClassifyTask):
     def find_labels(self, files: Sequence[Path]) -> tuple[str, ...]:
         if self.columns.indicators:
             if len(set(self.columns.indicators)) < len(self.columns.indicators):
-                raise UserError("repeated-column", f"--task.label {self.settings.task.label} names a column twice")
+                raise UserError(
+                    "repeated-column", f"--task.label {self.settings.task.label} names a column twice; name each once"
+                )
             return self.columns.indicators
         texts = self._label_texts(files)
         self.separator = find_separator(texts)
@@ -226,7 +228,7 @@ class MultilabelTask(ClassifyTask):
         place = f"column {self.columns.label[0]!r} of {files[0]}"
         if len(labels) < 2:
             found = f"{place} has {f'only the label {labels[0]!r}' if labels else 'no label'}"
-            raise UserError("one-label", f"{found}; training for several labels a text needs two or more")
+            raise UserError("one-label", f"{found}; task.target classes needs two or more")
         form = f"texts separated by {self.separator!r}" if self.separator else "lists, or single labels"
         self.notes.append(f"{place}: {counted(len(labels), 'label')} in {form}")
         return labels

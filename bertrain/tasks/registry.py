@@ -60,7 +60,9 @@ def open_task(
     name = settings.task.name
     check_name(name)
     if folder is None and name == "similarity":
-        raise UserError("texts-for-similarity", "similarity compares texts; for their vectors use `bertrain embed`")
+        raise UserError(
+            "texts-for-similarity", "a similarity model predicts no labels; for vectors of texts use `bertrain embed`"
+        )
     if folder is None:
         assert saved is not None
         if name in SQUAD:
@@ -69,10 +71,12 @@ def open_task(
             return TagTask(settings, None, vocabulary, saved)
         return TableTask(settings, vocabulary, saved["head"], tuple(saved["labels"]), ("",))
     if not folder.exists():
-        raise UserError("missing-data", f"--data {folder} does not exist")
+        raise UserError("missing-data", f"--data {folder} does not exist; check the path")
     if name in SQUAD:
         if settings.task.class_weights:
-            raise UserError("bad-class-weights", f"task.class_weights is of classifiers; {name} has no classes")
+            raise UserError(
+                "bad-class-weights", f"task.class_weights is for classifiers; {name} has no classes: leave it out"
+            )
         return SquadTask.open(settings, folder, vocabulary)
     if name == "tag":
         return TagTask(settings, folder, vocabulary, saved)

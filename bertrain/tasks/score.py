@@ -29,15 +29,20 @@ def score(
     """
     prefix = task.partition("/")[0]
     if prefix != "squad":
-        raise UserError("unknown-task", f"cannot score {task!r}, only SQuAD{nearest(prefix, ['squad'])}")
+        raise UserError("unknown-task", f"cannot score {task!r}; only SQuAD has a scorer{nearest(prefix, ['squad'])}")
     version = squad_version(task)
     if null_odds and version == "v1.1":
-        raise UserError("conflicting-options", "--null-odds is for squad/v2.0; in v1.1 every question is answerable")
+        raise UserError(
+            "conflicting-options",
+            "--null-odds is for squad/v2.0, not v1.1, where every question has an answer; leave it out",
+        )
     if null_threshold != 1.0 and not null_odds:
-        raise UserError("option-without-effect", "--null-threshold is for --null-odds; give both, or leave it out")
+        raise UserError(
+            "option-without-effect", "--null-threshold needs --null-odds; give both, or leave --null-threshold out"
+        )
     collection = read_squad(Path(data), version)
     if not collection.has_answers:
-        raise UserError("no-answers", f"{data} has no answers to score against")
+        raise UserError("no-answers", f"{data} has no answers to compare with; use the development set")
     answers = _read_by_question(Path(predictions), "an answer text", lambda value: isinstance(value, str))
     odds = None if null_odds is None else _read_by_question(Path(null_odds), "a finite number", is_number)
     ids = [question.id for question in collection.questions]
@@ -52,7 +57,9 @@ def score(
 def _read_by_question(path: Path, meaning: str, is_valid: Callable[[Any], bool]) -> dict[str, Any]:
     content = read_json(path)
     if not isinstance(content, dict) or not content:
-        raise UserError("bad-predictions", f'{path} is not a JSON object {{"QUESTION-ID": ...}} with {meaning} each')
+        raise UserError(
+            "bad-predictions", f'{path} is not a JSON object {{"QUESTION-ID": ...}} with {meaning} for each question'
+        )
     invalid = next((question for question, value in content.items() if not is_valid(value)), None)
     if invalid is not None:
         raise UserError("bad-predictions", f'{path} has a value for question "{invalid}" that is not {meaning}')

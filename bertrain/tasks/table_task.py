@@ -265,7 +265,10 @@ class TableTask:
         if not text:
             return split
         if not self.labels:
-            raise UserError("bad-class-weights", f"task.class_weights {text}: {self.name} has numbers, not classes")
+            raise UserError(
+                "bad-class-weights",
+                f"task.class_weights {text}: {self.name} predicts numbers, not classes; leave it out",
+            )
         factors, weights = split.weigh(text)
         shown = [f"{label} {factor:.3g}" for label, factor in zip(self.labels, factors, strict=True)]
         self.notes.append(f"class weights: {few(shown, 8)}")
@@ -306,7 +309,7 @@ class TableTask:
     def encode(self, texts: Sequence[str], *, is_pair: bool) -> TableSplit:
         """Texts that are given themselves as a split; of pairs, the two of each follow each other."""
         if is_pair and len(texts) % 2:
-            raise UserError("odd-texts", f"{self.name} reads pairs of texts; give the first and the second of each")
+            raise UserError("odd-texts", f"{self.name} reads pairs of texts; give two texts for each pair")
         first, second = (texts[::2], texts[1::2]) if is_pair else (texts, None)
         block, num_truncated = encode_texts(self.vocabulary, first, second, self.settings.data.max_seq_length)
         self.notes += [f"truncated {counted(num_truncated, 'text')} (--data.max_seq_length)"] if num_truncated else []

@@ -131,7 +131,10 @@ def choose_files(folder: Path, stems: Sequence[str], notes: list[str], formats: 
     files = next(iter(found.values()), [])
     part = _PART.fullmatch(stem_of(files[0])) if files else None
     if part and int(part["total"]) != len(files):
-        raise UserError("missing-parts", f"{folder} has {len(files)} of {int(part['total'])} parts of {files[0].name}")
+        raise UserError(
+            "missing-parts",
+            f"{folder} has {len(files)} of {int(part['total'])} parts of {files[0].name}; download the rest",
+        )
     return files
 
 
@@ -165,7 +168,7 @@ def read_objects(path: Path, choose: ChooseColumns) -> Iterator[tuple[str, Objec
     reader = _OBJECTS.get(format_of(path))
     if reader is None:
         supported = ", .".join(suffix for suffix, kind in FORMATS.items() if kind in TABLES)
-        raise UserError("unknown-table-format", f"cannot read {path} as a table; supported are .{supported}")
+        raise UserError("unknown-table-format", f"cannot read {path} as a table; supported formats are .{supported}")
     return _read(path, lambda stream: reader(stream, choose))
 
 
@@ -215,7 +218,7 @@ def _select_fields(
         names = list(header)
     columns = _select(name, names, select)
     if repeated := next((column for column in columns if column is not None and names.count(column) > 1), None):
-        raise UserError("repeated-column", f"{name} has {names.count(repeated)} columns {repeated!r}; keep one")
+        raise UserError("repeated-column", f"{name} has {names.count(repeated)} columns named {repeated!r}; keep one")
     indices = [None if column is None else names.index(column) for column in columns]
     for line, fields in rows:
         place = f"line {line:,} of {name}"

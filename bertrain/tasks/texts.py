@@ -39,7 +39,9 @@ class TextFile:
             return
         if not format_of(self.path):
             supported = ", .".join(FORMATS)
-            raise UserError("unknown-table-format", f"cannot read the texts of {self.path}; supported are .{supported}")
+            raise UserError(
+                "unknown-table-format", f"cannot read the texts of {self.path}; supported formats are .{supported}"
+            )
         for row in read_table(self.path, self._select):
             if isinstance(row, Problem):
                 raise UserError("bad-text", f"{row}; every row needs a text")

@@ -36,7 +36,7 @@ class XnliTask(TableTask):
     def __init__(self, settings: Settings, folder: Path, vocabulary: Vocabulary) -> None:
         super().__init__(settings, vocabulary, "classify", LABELS, ("accuracy",))
         if not folder.is_dir():
-            raise UserError("not-a-folder", f"--data {folder} is not a folder; name that of xnli.dev.tsv")
+            raise UserError("not-a-folder", f"--data {folder} is not a folder; name the folder that has xnli.dev.tsv")
         self.folder, self.languages = folder, parse_languages(settings.task.languages)
         self.files = {split: self._find_files(split) for split in ROWS}
         self.held_out_splits = [split for split in ROWS if self.files[split]]
@@ -62,7 +62,9 @@ class XnliTask(TableTask):
         missing = [language for language in self.languages if language not in found]
         if missing and self.settings.task.languages != ALL:
             languages = ", ".join(missing)
-            raise UserError("missing-language", f"{self.folder} has no {name} in {languages}; see --task.languages")
+            raise UserError(
+                "missing-language", f"the {name} part in {self.folder} lacks {languages}; change --task.languages"
+            )
         published = ROWS[name] * len(found)
         if split.num_examples != published:
             rows = f"{split.num_examples:,} of the {published:,} published rows"

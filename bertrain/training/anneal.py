@@ -74,7 +74,9 @@ def resolve_annealing(
     """Settings, data and checkpoint of the new run. A run that has begun keeps its checkpoint."""
     opened = Run.open(source)
     if opened.settings.task.name:
-        raise UserError("pretraining-only", f"anneal continues pre-training, and {source} was fine-tuned")
+        raise UserError(
+            "pretraining-only", f"`anneal` continues pre-training, and {source} was fine-tuned; name a pre-trained run"
+        )
     begun = Run.open(run) if Run.exists(run) else None
     path = Path(begun.init) if begun and begun.settings.train.init_progress == "keep" else None
     if path is None or which not in (NEWEST, str(checkpoint.step_of(path))):

@@ -84,7 +84,9 @@ class Encoder:
         weights = load_tensors(opened)
         positions = weights.settings.max_positions
         if max_seq_length and not 3 <= max_seq_length <= positions:
-            raise UserError("sequence-too-long", f"--max-length is {max_seq_length}; the model reads 3 to {positions}")
+            raise UserError(
+                "sequence-too-long", f"--max-length is {max_seq_length}; it must be 3 to {positions} for this model"
+            )
         pipeline = SentencePipeline(
             weights.settings.pooling,
             usual.normalize if normalize is None else normalize,
@@ -178,7 +180,9 @@ def embed(
         with encoder.ready() as (predict, ranks):
             return encoder.vectors(encoder.encode(given)[0], predict, ranks)
     if not isinstance(texts, str | Path):
-        raise UserError("conflicting-options", "out is for the texts of a file; without it, vectors are returned")
+        raise UserError(
+            "conflicting-options", "`out` needs a file of texts; leave `out` out, and the vectors are returned"
+        )
     file, survey, vectors = open_job(encoder, texts, out, column=column, id_column=id_column)
     return _embed_file(encoder, file, survey, vectors)
 
@@ -188,7 +192,7 @@ def open_job(
 ) -> tuple[TextFile, Survey, VectorFile]:
     """Read the texts once and look at `out`; refuses what would fail. Nothing is written."""
     if Path(out).suffix not in SUFFIXES:
-        raise UserError("unknown-format", f"--out {out} is neither .parquet nor .npy")
+        raise UserError("unknown-format", f"--out {out} must end in .parquet or .npy")
     file = TextFile(Path(texts), column, id_column)
     survey = file.survey()
     return file, survey, VectorFile(Path(out), survey.num_texts, encoder.settings.model.hidden_size, survey.has_ids)

@@ -139,7 +139,9 @@ def choose(settings: Settings, device: torch.device, model: EncoderModel | None 
         elif asked == "compiled":
             reason = why_not
     if asked not in ("auto", name):
-        raise UserError("engine-not-possible", f"train.kernels {asked} is not possible here ({reason}); use auto")
+        raise UserError(
+            "engine-not-possible", f"train.kernels {asked} is not possible here ({reason}); use --train.kernels auto"
+        )
     instructions = f"; {isa.describe(settings.train.isa, precision)}" if device.type == "cpu" else ""
     return name, f"{ENGINES[name]}, {precision} ({reason}){instructions}"
 
@@ -190,9 +192,7 @@ def build(
         warn(f"this run computes with {ENGINES[name]}, which is slower than the kernels: {reason}")
     number = list(ENGINES).index(name)
     if ranks.all_max(number) != -ranks.all_max(-number):
-        why = (
-            "the ranks would not all compute alike: the kernels work on some of them only (`bertrain doctor --kernels`)"
-        )
+        why = "the kernels work on some ranks only, and all must use the same engine (`bertrain doctor --kernels`)"
         raise AgreedError("engines-differ", f"{why}; use --train.kernels compiled")
     engines = {"fused": FusedEngine, "compiled": compiled_engine.CompiledEngine, "plain": PlainEngine}
     built = engines[name](model, arena, optimizer, exchange, ranks, settings)

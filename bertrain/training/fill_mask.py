@@ -62,8 +62,8 @@ def open_filler(
         cure = "put its vocab.txt there, or use `bertrain weights import --vocab FILE`"
         raise UserError("missing-vocabulary", f"{source} has no vocabulary; {cure}")
     if weights.settings.head != "pretrain":
-        why = f"{source} is fine-tuned, without an MLM head"
-        raise UserError("no-pretraining-head", f"{why}; use its initial weights")
+        why = f"{source} is fine-tuned and has no MLM head"
+        raise UserError("no-pretraining-head", f"{why}; use the weights that it was fine-tuned from")
     longest = weights.settings.max_positions
     settings = Settings(
         model=replace(weights.settings, nsp=False),  # sentences are no pairs
@@ -96,12 +96,14 @@ class MaskFiller:
             # A mask stands for a word with the space before it.
             pieces = self.tokenizer.encode([*(part.rstrip() for part in before), last])
             if len(pieces) == 1:
-                raise UserError("no-mask", f"there is no [MASK] in {sentence!r}")
+                raise UserError(
+                    "no-mask", f"there is no [MASK] in {sentence!r}; write [MASK] where a word is to be predicted"
+                )
             rows.append([start, *pieces[0], *(token for piece in pieces[1:] for token in (mask, *piece)), end])
             limit = self.settings.data.max_seq_length
             if len(rows[-1]) > limit:
                 raise UserError(
-                    "sentence-too-long", f"the sentence has {len(rows[-1])} tokens; the model reads {limit}"
+                    "sentence-too-long", f"the sentence has {len(rows[-1])} tokens; the model reads {limit}: shorten it"
                 )
         lengths = np.array([len(row) for row in rows])
         places = [np.flatnonzero(np.array(row) == mask) for row in rows]

@@ -78,13 +78,13 @@ def _task_of(weights: Weights, source: str | Path) -> dict[str, Any]:
     if len(set(labels)) != weights.settings.num_labels:
         classes = f"{weights.settings.num_labels} classes"
         cure = "name each once in id2label of its config.json"
-        raise UserError("missing-labels", f"{source} has {classes} without a name for each; {cure}")
+        raise UserError("missing-labels", f"{source} has {classes}, but not a name for each; {cure}")
     if head != "tag":
         return {"head": head, "labels": labels}
     try:
         scheme = recognize([[label] for label in labels])
     except ValueError as error:
-        raise UserError("mixed-schemes", f"{source} has {error} in id2label; use one scheme") from None
+        raise UserError("mixed-schemes", f"{source} has {error} in id2label; use only one scheme") from None
     return {"head": head, "labels": labels, "scheme": scheme.name, "is_prefixed": scheme.is_prefixed}
 
 

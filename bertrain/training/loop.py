@@ -288,7 +288,7 @@ def _raise_if_failed(session: Session) -> None:
         return
     run = session.run
     newest = checkpoint.whole_checkpoints(run.checkpoints)[-1:]
-    kept = f"the last whole checkpoint is {newest[0]}" if newest else "there is no whole checkpoint yet"
+    kept = f"the last valid checkpoint is {newest[0]}" if newest else "there is no valid checkpoint yet"
     raise AgreedError(
         "cannot-write",
         f"could not write into {run.folder}: {getattr(failure, 'strerror', None) or failure}; {kept}; free some space "

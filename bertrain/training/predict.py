@@ -83,11 +83,11 @@ def predict(
     if texts and data is None and out is None:
         with open_model(run, None, which, device, batch_size, overrides, has_files=False) as model:
             if isinstance(model.task, SquadTask):
-                cure = "put them into a file: --data"
+                cure = "put both into a file and give it with --data"
                 raise UserError("texts-for-squad", f"{model.task.name} reads questions about paragraphs; {cure}")
             words = [texts] if isinstance(texts, str) else texts
             if not all(word.strip() for word in words):
-                raise UserError("empty-text", "there is nothing to predict of an empty text")
+                raise UserError("empty-text", "one of the texts is empty; give some words")
             return model.answers(model.encode(words))
     if texts or data is None or out is None:
         raise UserError("conflicting-options", "give either texts to predict, or both --data and --out")
@@ -95,7 +95,7 @@ def predict(
     with open_model(run, data, which, device, batch_size, overrides) as model:
         splits: Mapping[str, Split] = model.task.to_predict()
         if not splits:
-            raise UserError("no-examples", f"{model.folder} has nothing to predict")
+            raise UserError("no-examples", f"{model.folder} has no examples to predict")
         evaluator = model.evaluator(splits)
         result: dict[str, Any] = {}
         for name, split in splits.items():
@@ -179,7 +179,7 @@ def open_model(
     train, evaluate = replace(settings.train, device=device), replace(settings.evaluate, batch_size=batch_size)
     folder = opened.data if data is None else Path(data)
     if folder is None and has_files:
-        raise UserError("missing-option", f"--data is missing: {run} is not a run, which names its own data")
+        raise UserError("missing-option", f"--data is missing; {run} is not a run and does not know its data")
     # Rows that training held out are held out here too.
     is_own = folder is not None and folder.resolve() == opened.data
     of_task = settings.task if is_own else replace(settings.task, hold_out=0.0)

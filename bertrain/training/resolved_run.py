@@ -150,12 +150,12 @@ def resolve_resume(
     begun = Run.open(folder)
     settings = override(begun.settings, list(overrides))
     if settings.batch.auto and not begun.settings.batch.auto:
-        keeps = f"this one keeps its batch.token_budget of {settings.batch.token_budget}"
-        raise UserError("fixed-setting", f"batch.auto finds a token_budget when a run begins; {keeps}")
+        keeps = f"leave it out: this run keeps its batch.token_budget of {settings.batch.token_budget}"
+        raise UserError("fixed-setting", f"batch.auto works only when a run starts; {keeps}")
     if from_step:
         checkpoint.find_step(begun.checkpoints, from_step)
     if not begun.data.exists():
-        cure = "put it back, or repeat the first command with --data and its new place"
+        cure = "put it back, or repeat the first command with the new path in --data"
         raise UserError("missing-data", f"the data of this run is no longer at {begun.data}; {cure}")
     vocabulary = begun.vocabulary() if settings.task.name else None
     task = registry.open_task(settings, begun.data, vocabulary) if vocabulary else None
@@ -197,7 +197,7 @@ def fit_to_weights(settings: Settings, begun: Run | None, weights: InitWeights |
         return settings, []
     if "model.family" in given and known.family != settings.model.family:
         asked = f"model.family is {settings.model.family}"
-        raise UserError("other-model", f"{asked}, but {known.family} in the weights of --init; leave it out")
+        raise UserError("other-model", f"{asked}, but the weights of --init have {known.family}; leave the setting out")
     of_recipe, settings = settings.model.family, in_family(settings, known.family)
     model = settings.model
     keeps_positions = settings.train.init_positions == "extend" or "model.max_positions" in given
@@ -208,7 +208,7 @@ def fit_to_weights(settings: Settings, begun: Run | None, weights: InitWeights |
     for name, value in taken.items():
         if f"model.{name}" in given:
             asked = f"model.{name} is {getattr(model, name)}"
-            raise UserError("other-model", f"{asked}, but {value} in the weights of --init; leave it out")
+            raise UserError("other-model", f"{asked}, but the weights of --init have {value}; leave the setting out")
     shape = [f"model.{name} {value:g}" for name, value in taken.items()]
     if model.family != of_recipe:
         shape.insert(
@@ -242,5 +242,5 @@ def _vocabulary_for(settings: Settings, weights: InitWeights | None) -> Vocabula
     if not 0 <= rows - len(vocabulary.words) < PADDING_LIMIT:
         sizes = f"has {len(vocabulary.words):,} words, but the model of {weights.path} has {rows:,}"
         found = f"{settings.data.vocab or 'the vocabulary'} {sizes}"
-        raise UserError("other-vocabulary", f"{found}; name the one it was trained with by --data.vocab FILE")
+        raise UserError("other-vocabulary", f"{found}; give the vocabulary of its training with --data.vocab FILE")
     return vocabulary

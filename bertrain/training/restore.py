@@ -69,18 +69,20 @@ class InitWeights:
             theirs = self._check_optimizer(settings.optimizer.name)
             fit_moments(self.moments, parameters)
             if settings.train.init_progress == "keep" and theirs.model != settings.model:
-                differs = f"keep continues the model of {self.path}, and model settings differ"
+                differs = f"keep continues the model of {self.path}, but the model settings differ from it"
                 raise UserError("other-model", f"train.init_progress {differs}; leave them out")
 
     def _check_optimizer(self, name: str) -> Settings:
         """Refuse a run with another optimizer than this; returns the settings of the run."""
         if self.source.kind != "run":
-            why = f"train.init_optimizer keep needs a run of bertrain, and {self.path} has weights only"
-            raise UserError("no-optimizer-state", f"{why}; use reset")
+            why = f"train.init_optimizer keep needs a bertrain run, but {self.path} has only weights"
+            raise UserError("no-optimizer-state", f"{why}; use --train.init_optimizer reset")
         theirs = Run.open(Path(self.source.origin).parents[1]).settings
         if theirs.optimizer.name != name:
             differs = f"the run {self.path} was trained with {theirs.optimizer.name}, but optimizer.name is {name}"
-            raise UserError("other-optimizer", f"train.init_optimizer keep: {differs}; use the same, or reset")
+            raise UserError(
+                "other-optimizer", f"train.init_optimizer keep: {differs}; use the same optimizer, or reset"
+            )
         return theirs
 
     @cached_property
@@ -99,7 +101,7 @@ def refuse_init_settings(settings: Settings) -> None:
     train = settings.train
     for name in ("init_optimizer", "init_progress", "init_positions"):
         if (value := getattr(train, name)) in ("keep", "extend"):
-            raise UserError("missing-init", f"train.{name} {value} needs weights to begin with; name them by --init")
+            raise UserError("missing-init", f"train.{name} {value} needs initial weights; give them with --init")
 
 
 def restore(
@@ -134,7 +136,9 @@ def restore(
         return
     weights = weights or InitWeights.open(run.init, ranks)
     if ranks.is_first and weights.fingerprint != run.init_fingerprint:
-        raise UserError("changed-init", f"the weights of {run.init} have changed since this run began; start a new run")
+        raise UserError(
+            "changed-init", f"the weights of {run.init} have changed since this run started; start a new run"
+        )
     if run.settings.train.init_progress == "keep":
         theirs = _load(Path(weights.source.origin), state)
         # Its time and its best evaluation are not of this run.
@@ -208,7 +212,7 @@ def fit_moments(moments: Mapping[str, Tensor], parameters: Mapping[str, Tensor])
             continue
         if parameter not in (*PADDED_BY_VOCABULARY, POSITIONS) or tensor.shape[1:] != values.shape[1:]:
             unfit = f"does not fit: {key} is {tuple(tensor.shape)}, not {tuple(values.shape)}"
-            raise UserError("other-shape", f"the optimizer's state of --init {unfit}; use train.init_optimizer reset")
+            raise UserError("other-shape", f"the optimizer state of --init {unfit}; use --train.init_optimizer reset")
         fitted[key] = values.clone() if kind == START else torch.zeros_like(values)
         fitted[key][: len(tensor)] = tensor[: len(values)]
     return fitted

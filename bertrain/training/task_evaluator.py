@@ -118,7 +118,8 @@ class TaskEvaluator:
             ranks.all_reduce_sum(whole)
             found = whole.cpu()
         if not found.isfinite().all():
-            raise AgreedError("diverged", f"the model's outputs for {split.name} are not all finite; it has diverged")
+            wrong = f"the model has diverged: its outputs for {split.name} are not all finite"
+            raise AgreedError("diverged", f"{wrong}; lower optimizer.learning_rate")
         return found.numpy(), _timing(split.num_examples, time.perf_counter() - began, seconds)
 
     def _loader(self, split: Split, ranks: parallel.Ranks) -> Loader:

@@ -57,7 +57,7 @@ def resolve_task(
     pairs, in_file = as_pairs(overrides), named_in(settings_file)
     given, changes = dict(pairs), [*pairs, ("task.name", name)]
     if given.get("train.epochs") in ("0", "0.0") and not given.keys() & {"train.max_steps", "train.budget"}:
-        raise UserError("no-length", "train.epochs is 0, which leaves no length; give more, or train.max_steps")
+        raise UserError("no-length", "train.epochs is 0, so there is nothing to train; give more, or train.max_steps")
     for alternatives, meaning in ALTERNATIVES:
         changes += _displaced(alternatives, meaning, given) or _displaced(alternatives, meaning, in_file)
     return resolve(chosen, changes, settings_file)
@@ -91,7 +91,9 @@ def fit_to_task(
     """Settings whose model, length and bins follow from the task, its data, and the weights or the begun run."""
     target, unit = settings.evaluate.target_accuracy, "percentages" if task.head == "span" else "at most 1"
     if 0 < target <= 1 if task.head == "span" else target > 1:
-        raise UserError("bad-target", f"evaluate.target_accuracy is {target:g}; metrics of {task.name} are {unit}")
+        raise UserError(
+            "bad-target", f"evaluate.target_accuracy is {target:g}, but the metrics of {task.name} are {unit}"
+        )
     block = task.training().block
     settings = replace(settings, model=_model_for(task, settings, begun, weights))
     notes: list[str] = []
@@ -129,13 +131,15 @@ def _model_for(task: Task, settings: Settings, begun: Run | None, weights: InitW
     else:
         assert weights is not None
         if weights.source.settings is None:
-            raise UserError("missing-config", f"put bert_config.json or config.json beside {weights.path}; it has none")
+            raise UserError(
+                "missing-config", f"{weights.path} has no config; put its bert_config.json or config.json beside it"
+            )
         known, owner = weights.source.settings, f"the model of {weights.path}"
     usual = ModelSettings()
     for name in ARCHITECTURE:
         wish, made = getattr(asked, name), getattr(known, name)
         if wish not in (made, getattr(usual, name)):
-            raise UserError("other-model", f"model.{name} is {wish}, but {owner} has {made}; leave it out")
+            raise UserError("other-model", f"model.{name} is {wish}, but {owner} has {made}; leave the setting out")
     asked = in_family(settings, known.family).model
     model = replace(asked, **{name: getattr(known, name) for name in ARCHITECTURE})
     return replace(model, head=task.head, num_labels=max(2, len(task.labels)))

@@ -62,7 +62,7 @@ class VectorFile:
         if begun is not None and begun != job:
             names = [name for name in job if job[name] != begun.get(name)]
             change = ", ".join(f"{name} is {job[name]!r}, was {begun.get(name)!r}" for name in names)
-            why = f"{self.folder} holds vectors of another start of this command ({change})"
+            why = f"{self.folder} has vectors of this command with other options ({change})"
             raise UserError("other-vectors", f"{why}; remove that folder or choose another --out")
         return self.out.exists()
 
@@ -127,7 +127,7 @@ class VectorFile:
 
     def _unwritable(self, error: OSError) -> UserError:
         reason = f"could not write vectors into {self.folder}: {error.strerror or error}"
-        return UserError("cannot-write", f"{reason}; free some space, and the same command continues")
+        return UserError("cannot-write", f"{reason}; free some space, then run the same command to continue")
 
 
 def _flush(path: Path) -> None:

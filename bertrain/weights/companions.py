@@ -32,12 +32,12 @@ def find_model_settings(folder: Path, config: Path | None = None) -> ModelSettin
         return None
     fields = read_json(path)
     if (kind := fields.get("model_type", "bert")) not in ("bert", roberta.MODEL_TYPE, modernbert.MODEL_TYPE):
-        cure = "bertrain reads BERT, RoBERTa and ModernBERT; use Transformers for this"
+        cure = "bertrain reads only BERT, RoBERTa and ModernBERT"
         raise UserError("not-bert", f"{path} has model_type {kind!r}; {cure}")
     settings = model_from_bert_config(path)
     positions = fields.get("position_embedding_type", "absolute")
     if settings.family == "bert" and positions != "absolute":
-        raise UserError("not-bert", f"{path} has position_embedding_type {positions!r}; BERT has 'absolute'")
+        raise UserError("not-bert", f"{path} has position_embedding_type {positions!r}; bertrain reads only 'absolute'")
     if fields.get("is_decoder") or fields.get("add_cross_attention"):
         raise UserError("not-bert", f"{path} describes a decoder (is_decoder or add_cross_attention), not BERT")
     return replace(settings, **_head_settings(fields, path))

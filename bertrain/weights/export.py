@@ -86,10 +86,12 @@ def export(
         raise UserError("unknown-format", f"--to is {to!r}; use {' or '.join(FORMATS)}")
     if to == "onnx":
         if pad_vocab_to is not None:
-            raise UserError("conflicting-options", "--to onnx writes no vocabulary padding: drop --pad-vocab-to")
+            raise UserError("conflicting-options", "--to onnx does not pad the vocabulary; leave --pad-vocab-to out")
         return _export_onnx(source, Path(out), which, precision or "fp32")
     if precision is not None:
-        raise UserError("conflicting-options", f"--precision {precision} is of --to onnx; {to} is written in fp32")
+        raise UserError(
+            "conflicting-options", f"--precision {precision} is for --to onnx; leave it out: {to} is written in fp32"
+        )
     padding = pad_vocab_to if pad_vocab_to is not None else 8 if to == "nvidia" else 1
     _check_padding(padding)
     weights = read_weights(source, which)
@@ -131,7 +133,9 @@ def _export_onnx(source: str | Path, out: Path, which: str, precision: str) -> P
 
 def _refuse_without_vocabulary(weights: Weights, source: str | Path) -> None:
     if weights.vocabulary is None:
-        raise UserError("missing-vocabulary", f"{source} has no vocabulary; `weights import --vocab FILE` adds one")
+        raise UserError(
+            "missing-vocabulary", f"{source} has no vocabulary; add one with `bertrain weights import --vocab FILE`"
+        )
 
 
 def _check_padding(pad_vocab_to: int) -> None:
@@ -144,7 +148,7 @@ def _refuse_incomplete_encoder(weights: Weights) -> None:
     missing = [name for name in weights.missing if name.startswith(("embeddings.", "layers.", "final_norm."))]
     if not weights.tensors:
         names = list_names([*weights.left_over, *weights.skipped])
-        raise UserError("no-bert-tensors", f"{weights.origin} has no tensor of BERT by a known name; it has {names}")
+        raise UserError("no-bert-tensors", f"{weights.origin} has no tensor with a name as in BERT; it has {names}")
     if missing:
         thirds = list_names(list(weights.thirds))
         names = list_names(missing) + (f"; of query, key and value it has only {thirds}" if thirds else "")

@@ -24,7 +24,9 @@ def locate(source: str | Path) -> Path:
         return Path(hub.snapshot_download(name, revision=revision or None, allow_patterns=FILES))
     except Exception as error:  # its classes differ between versions of the package
         reason = next(iter(str(error).strip().splitlines()), type(error).__name__)
-        raise UserError("failed-download", f"could not download {source}: {reason}; check the name") from None
+        raise UserError(
+            "failed-download", f"could not download {source}: {reason}; check the name and the network"
+        ) from None
 
 
 def absolute(source: str | Path) -> str:

@@ -84,13 +84,15 @@ def find_files(folder: Path) -> list[Path]:
         if index.is_file():
             weight_map = read_json(index).get("weight_map")
             if not isinstance(weight_map, dict) or not weight_map:
-                raise UserError("bad-index", f"{index} has no weight_map from tensors to files")
+                raise UserError(
+                    "bad-index", f"{index} has no weight_map from tensors to files; download the model again"
+                )
             names = sorted({str(file) for file in weight_map.values()})
             for file in names:
                 if Path(file).name != file:
                     raise UserError("bad-index", f"{index} names the file {file!r}, which is outside its folder")
                 if not (folder / file).is_file():
-                    raise UserError("missing-parts", f"{folder} lacks {file}, which {index.name} names")
+                    raise UserError("missing-parts", f"{folder} lacks {file}, which {index.name} lists; download it")
             return [folder / file for file in names]
     return []
 
@@ -106,7 +108,9 @@ def open_files(files: list[Path]) -> OpenedWeights:
         kind, found, step = _open_file(path)
         for stored in found:
             if stored.name in tensors:
-                raise UserError("repeated-tensor", f"{folder} has the tensor {stored.name} twice")
+                raise UserError(
+                    "repeated-tensor", f"{folder} has the tensor {stored.name} twice; download the model again"
+                )
             tensors[stored.name] = stored
         steps.append(step)
     return OpenedWeights(

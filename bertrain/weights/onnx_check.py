@@ -72,7 +72,7 @@ def check_file(path: Path, weights: Weights, precision: str) -> Agreement:
     if not is_close:
         limits = f"{bound.mean_square:g} and {bound.largest:g}, and the same in {bound.same_choice:.0%}"
         cure = "report it as a bug" if precision == "fp32" else "use --precision fp32"
-        raise UserError("export-differs", f"{agreement.describe()}; {precision} may have {limits}; {cure}")
+        raise UserError("export-differs", f"{agreement.describe()}; the limits for {precision} are {limits}; {cure}")
     return agreement
 
 
@@ -105,7 +105,7 @@ def open_session(path: Path) -> Any:
     try:
         return runtime.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
     except Exception as error:  # onnxruntime has a class for each failure, with Exception as their only base
-        raise UserError("export-differs", f"onnxruntime does not load {path.name}: {error}") from None
+        raise UserError("export-differs", f"onnxruntime cannot load {path.name}: {error}") from None
 
 
 def random_inputs(

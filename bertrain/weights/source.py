@@ -75,10 +75,13 @@ def open_source(
     opened = _open_foreign(path)
     if opened is None:
         if config or vocab:
-            raise UserError("conflicting-options", f"{path} is a run and has its own: drop --config and --vocab")
+            raise UserError(
+                "conflicting-options",
+                f"{path} is a run and has its own config and vocabulary; leave --config and --vocab out",
+            )
         return _open_run(path, which, hashes)
     if which != NEWEST:
-        raise UserError("not-a-run", f"--checkpoint {which} selects a checkpoint of a run, but {path} is not a run")
+        raise UserError("not-a-run", f"--checkpoint {which} is for runs, and {path} is not a run; leave it out")
     weights, folder = opened
     settings = find_model_settings(folder, config)
     reserved = find_num_reserved(folder, config)
@@ -122,10 +125,15 @@ def _open_foreign(path: Path) -> tuple[OpenedWeights, Path] | None:
         return _open_file(pickles[0]), path
     if (path / CONFIGS[1]).is_file():
         if is_transformers_folder(path):
-            raise UserError("missing-weights", f"{path} has the {CONFIGS[1]} of a Hugging Face folder, but no weights")
+            raise UserError(
+                "missing-weights",
+                f"{path} has the {CONFIGS[1]} of a Hugging Face folder, but no weights; download them",
+            )
         return None
     if any(tensor_bundle.is_part(file) for file in path.iterdir()):
-        raise UserError("missing-parts", f"{path} has parts of a TensorFlow checkpoint, but no .index")
+        raise UserError(
+            "missing-parts", f"{path} has parts of a TensorFlow checkpoint, but no .index file; download it"
+        )
     raise UserError("missing-weights", f"there are no weights and no run in {path}{advise_runs(path)}")
 
 
@@ -133,9 +141,11 @@ def _open_file(path: Path) -> OpenedWeights:
     if path.suffix in (".safetensors", *PICKLE_SUFFIXES):
         return huggingface.open_files([path])
     if tensor_bundle.is_part(path):
-        raise UserError("missing-parts", f"{path} is part of a TensorFlow checkpoint, but its .index is missing")
+        raise UserError(
+            "missing-parts", f"{path} is part of a TensorFlow checkpoint, but its .index file is missing; download it"
+        )
     suffixes = f".safetensors, {', '.join(PICKLE_SUFFIXES)}, or the .index of a TensorFlow checkpoint"
-    raise UserError("unknown-format", f"{path} has no suffix of a weight file: {suffixes}")
+    raise UserError("unknown-format", f"{path} does not end like a file of weights: {suffixes}")
 
 
 def _open_run(folder: Path, which: str, hashes: bool) -> OpenedWeights:
@@ -219,7 +229,7 @@ def check_shapes(parameters: Mapping[str, Tensor], weights: Weights, *, extends_
     """Refuse weights of other shapes than a model's parameters, or without any of them."""
     names = match_parameters(parameters, weights)
     if not names:
-        raise UserError("no-bert-tensors", f"{weights.origin} has no tensor of BERT by a known name")
+        raise UserError("no-bert-tensors", f"{weights.origin} has no tensor with a name as in BERT")
     wrong = {
         name: f"{name} is {tuple(weights.tensors[theirs].shape)}, not {tuple(parameters[name].shape)}"
         for name, theirs in names.items()
@@ -231,7 +241,7 @@ def check_shapes(parameters: Mapping[str, Tensor], weights: Weights, *, extends_
         if list(wrong) == [POSITIONS] and positions is not None and len(positions) < len(parameters[POSITIONS]):
             advice = "; to initialize the other positions, use --train.init_positions extend"
         shapes = list_names(list(wrong.values()))
-        raise UserError("shape-mismatch", f"the weights of {weights.origin} do not fit: {shapes}{advice}")
+        raise UserError("shape-mismatch", f"the weights of {weights.origin} do not fit the model: {shapes}{advice}")
 
 
 def _fits(name: str, parameter: Tensor, tensor: Tensor, weights: Weights, extends_positions: bool) -> bool:

@@ -71,7 +71,9 @@ class Bundle:
         entry = self.entries[name]
         path = self.prefix.with_name(f"{self.prefix.name}.data-{entry.shard:05d}-of-{self.num_shards:05d}")
         if entry.dtype in OTHER_TYPES.values():
-            raise UserError("unsupported-tensor", f"{name} of {self.prefix} is of type {entry.dtype}, not numeric")
+            raise UserError(
+                "unsupported-tensor", f"{name} of {self.prefix} has the type {entry.dtype}, which is not numeric"
+            )
         end = entry.offset + entry.nbytes
         with reading(f"{name} in {path}"), open(path, "rb") as stream:
             available = path.stat().st_size
@@ -109,7 +111,9 @@ def is_part(path: Path) -> bool:
 def open_checkpoint(prefix: Path) -> OpenedWeights:
     bundle = open_bundle(prefix)
     if "_CHECKPOINTABLE_OBJECT_GRAPH" in bundle.entries:
-        raise UserError("tensorflow-2-checkpoint", f"{prefix} is of TensorFlow 2; only those of TensorFlow 1 are read")
+        raise UserError(
+            "tensorflow-2-checkpoint", f"{prefix} is a TensorFlow 2 checkpoint; bertrain reads only TensorFlow 1"
+        )
     tensors = tuple(
         StoredTensor(
             name=name,

@@ -48,7 +48,7 @@ def _verify_archive(path: Path) -> None:
     except Exception:  # a damaged archive can raise almost anything
         raise UserError("damaged-weights", f"{path} is truncated or damaged; download it again") from None
     if is_compressed:
-        raise UserError("damaged-weights", f"{path} is a compressed archive, unlike any PyTorch file")
+        raise UserError("damaged-weights", f"{path} is a compressed archive, not a PyTorch file")
     if damaged is not None:
         raise UserError("damaged-weights", f"{path} is damaged: the checksum of {damaged} is wrong; download it again")
 
@@ -59,7 +59,7 @@ def _check_names(content: Any, path: Path) -> None:
         if isinstance(part, Tensor) and part is not content:
             continue
         if not isinstance(part, dict) or not all(isinstance(key, str) for key in part):
-            raise UserError("no-state-dict", f"{path} has a {type(part).__name__}, not a dictionary of tensors")
+            raise UserError("no-state-dict", f"{path} contains a {type(part).__name__}, not a dictionary of tensors")
 
 
 def _refusal(path: Path, error: Exception) -> UserError:

@@ -130,8 +130,8 @@ def test_weights_to_begin_with_are_checked_before_anything_is_written(
     assert "[missing-weights]" in refused(*start_here, "--init", tmp_path / "none")
     assert "[other-model]" in refused(*start(data, tmp_path / "r", model__hidden_size=16), "--init", run)
     other = helpers.make_data(tmp_path / "other", cased=True)
-    assert "another vocabulary than the model's" in refused(*start(other, tmp_path / "r"), "--init", run)
-    assert "another vocabulary than the model's" in refused(*start_here, "--evaluate.data", other)
+    assert "a different vocabulary from the model's" in refused(*start(other, tmp_path / "r"), "--init", run)
+    assert "a different vocabulary from the model's" in refused(*start_here, "--evaluate.data", other)
     assert not (tmp_path / "r").exists()
 
 
@@ -185,7 +185,7 @@ def test_data_of_another_vocabulary(refused: Refused, data: Path, run: Path, tmp
     helpers.bertrain(
         "data", "prepare", corpus, "--out", other / "data", "--vocab", other / "vocab.txt", "--max-seq-length", 64
     )
-    assert "another vocabulary than the model's" in refused("evaluate", run, "--data", other / "data")
+    assert "a different vocabulary from the model's" in refused("evaluate", run, "--data", other / "data")
 
 
 def test_a_vocabulary_that_was_swapped(refused: Refused, tmp_path: Path) -> None:

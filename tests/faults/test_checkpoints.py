@@ -141,7 +141,7 @@ def test_a_full_disk_stops_training_cleanly(tmp_path: Path) -> None:
     assert "\n" not in sentence
     assert sentence.startswith(f"bertrain: could not write into {run}")
     newest = checkpoint.whole_checkpoints(run / "checkpoints")[-1]
-    assert f"the last whole checkpoint is {newest}" in sentence
+    assert f"the last valid checkpoint is {newest}" in sentence
     assert checkpoint.find_damage(newest) is None
     assert not list((run / "checkpoints").glob(".step-*"))
     assert len(helpers.losses(run)) >= checkpoint.read_progress(newest).step, "the metrics hold what it holds"

@@ -435,7 +435,7 @@ def test_a_port_in_use_is_refused_before_anything_is_read(models: Models) -> Non
         done = helpers.bertrain("serve", models.classify, "--port", port, check=False)
         assert done.returncode == 2
         assert done.stderr.splitlines() == [
-            f"bertrain: port {port} of 127.0.0.1 is in use; choose another: --port [port-in-use]"
+            f"bertrain: port {port} of 127.0.0.1 is in use; choose another with --port [port-in-use]"
         ]
     ended = command_line("serve", models.classify, "--host", "192.0.2.1", "--port", 0, check=False)
     assert (ended.code, "cannot-listen" in ended.err) == (2, True)

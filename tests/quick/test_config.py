@@ -154,7 +154,7 @@ def test_settings_of_several_words_are_also_lists(tmp_path: Path) -> None:
         with helpers.refused("invalid-value", "log.trackers", named):
             resolve(str(recipe))
     recipe.write_text('base = "bert-tiny"\n[data]\nvocab = ["a.txt", "b.txt"]\n')
-    with helpers.refused("invalid-value", "data.vocab is text"):
+    with helpers.refused("invalid-value", "data.vocab must be text"):
         resolve(str(recipe))
 
 

@@ -65,11 +65,11 @@ def test_the_page_cache_is_dropped_where_that_is_permitted(
 def test_parts_that_there_are_not(miniature: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     command = ["mlperf", "run", "bert-tiny", "--data", str(miniature / "train"), "--out", str(tmp_path / "out")]
     done = CliRunner().invoke(app, [*command, "--only", "all"])
-    assert str(done.exception) == "--only is the number of an experiment, or probe, not 'all'"
+    assert str(done.exception) == "--only is 'all'; give the number of an experiment, or probe"
     monkeypatch.setenv("RANK", "0")
     monkeypatch.setenv("WORLD_SIZE", "1")
     done = CliRunner().invoke(app, command)
-    assert str(done.exception) == "torchrun's ranks run one experiment at a time: say which with --only N"
+    assert str(done.exception) == "under torchrun, ranks run one experiment at a time; choose it with --only N"
 
 
 def test_the_log_names_the_schedule_that_is_followed(miniature: Path) -> None:

@@ -186,7 +186,7 @@ OWN_MISTAKES = {
     ),
     "one label": ("text,label\na,x\nb,x\n", "", ("one-label", "'x'", "'label'", "train.csv")),
     "no label": ("text,label\na,\nb,\n", "", ("bad-row", "line 2 of ", "train.csv")),
-    "two columns": ("text,label,text\na,x,c\nb,y,d\n", "", ("repeated-column", "train.csv", "2 columns 'text'")),
+    "two columns": ("text,label,text\na,x,c\nb,y,d\n", "", ("repeated-column", "train.csv", "2 columns named 'text'")),
     "no such column": ("words,label\na,x\nb,y\n", "", ("missing-column", "'text'", "'words', 'label'", "--task.text")),
     "no label column": ("text,class\na,x\nb,y\n", "", ("missing-column", "'label'", "'text', 'class'", "--task.label")),
     "an empty text": ("text,label\na,x\n  ,y\n", "", ("bad-row", "line 3 of ", "train.csv")),

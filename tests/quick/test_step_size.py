@@ -58,7 +58,7 @@ def test_whatever_the_ramp(first: int, more: int, ramp: int, steps: int, positio
     [
         ({"batch__ramp_tokens": 900}, "conflicting-settings", "batch.ramp_from"),
         ({"batch__ramp_from": 4}, "conflicting-settings", "batch.ramp_tokens"),
-        ({"batch__ramp_tokens": 900, "batch__ramp_from": 25}, "conflicting-settings", "full size 24"),
+        ({"batch__ramp_tokens": 900, "batch__ramp_from": 25}, "conflicting-settings", "full size of a step, 24"),
         (
             {"batch__ramp_tokens": 900, "batch__ramp_from": 30, "batch__sequences": 0, "batch__tokens": 900},
             "step-too-small",

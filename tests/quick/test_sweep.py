@@ -78,7 +78,7 @@ def test_what_contradicts_itself_is_refused(tmp_path: Path, monkeypatch: pytest.
         {"overrides": {"train.seed": 1}, "seeds": [1]},
         {"overrides": {"optimizer.name": "lamb"}, "grid": {"optimizer.name": ["adamw"]}},
     ):
-        with helpers.refused("conflicting-options", "given twice"):
+        with helpers.refused("conflicting-options", "also varied"):
             request(tmp_path, **wishes)
     monkeypatch.setenv("RANK", "0")
     monkeypatch.setenv("WORLD_SIZE", "2")

@@ -85,6 +85,4 @@ def test_a_store_of_ranks_that_are_gone_is_refused(tmp_path: Path) -> None:
         assert launched.wait() == 1
     finally:
         launched.kill()
-    assert (
-        launched.err.count("set TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1 for torchrun, or use --nproc and --restarts") == 1
-    )
+    assert launched.err.count("set TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1 for torchrun, or use bertrain's --nproc") == 1

@@ -103,7 +103,8 @@ def strata_of(lengths: npt.NDArray[np.int32], settings: Settings) -> list[Ints]:
     strata = [np.flatnonzero(number == one) for one in range(len(shares))]
     for one, (share, rows) in enumerate(zip(shares, strata, strict=True), start=1):
         if share and not len(rows):
-            raise AgreedError("empty-stratum", f"batch.shares wants {share} of stratum {one}, which has no example")
+            wrong = f"batch.shares gives stratum {one} the share {share}, but no example is in it"
+            raise AgreedError("empty-stratum", f"{wrong}; set that share to 0")
     return strata
 
 

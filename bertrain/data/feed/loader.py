@@ -257,17 +257,17 @@ def check_data(data: DataSource, settings: Settings) -> None:
     # Pretrained weights may have a few embeddings more than words; a task is read with the words that come with them.
     if words != settings.model.vocab_size and not (settings.task.name and words < settings.model.vocab_size):
         sizes = f"{data.folder} has a vocabulary of {words} words, but model.vocab_size is {settings.model.vocab_size}"
-        cure = f"prepare it with the model's vocabulary or set --model.vocab_size {words}"
+        cure = f"prepare the data with the model's vocabulary, or set --model.vocab_size {words}"
         raise UserError("vocabulary-size", f"{sizes}; {cure}")
     longest = int(data.lengths.max())
     if longest > limit:
         what = f"{data.folder} has an example of {longest} tokens, more than data.max_seq_length {limit}"
-        cure = f"prepare it with --max-seq-length {limit} or set --data.max_seq_length {longest}"
+        cure = f"prepare the data with --max-seq-length {limit}, or set --data.max_seq_length {longest}"
         raise UserError("example-too-long", f"{what}; {cure}")
     predicts_next = settings.model.head == "pretrain" and settings.model.nsp
     if predicts_next and data.read(np.array([0])).segment_b[0] == data.lengths[0]:
-        cure = "set --model.nsp false or prepare pairs"
-        raise UserError("no-next-sentence", f"{data.folder} has examples of one segment (--full-sentences); {cure}")
+        cure = "set --model.nsp false, or prepare it without --full-sentences"
+        raise UserError("no-next-sentence", f"{data.folder} has examples of one segment, not pairs; {cure}")
 
 
 def check_shares(data: DataSource, settings: Settings) -> None:
@@ -282,6 +282,7 @@ def training_examples(data: DataSource, settings: Settings) -> range:
     if not rows:
         chosen = settings.data.slice
         raise UserError(
-            "empty-slice", f"--data.slice {chosen} selects none of the {data.num_examples} rows in {data.folder}"
+            "empty-slice",
+            f"--data.slice {chosen} selects none of the {data.num_examples} rows in {data.folder}; widen it",
         )
     return rows

@@ -69,7 +69,9 @@ def data_stats(
     longest, mean = int(lengths.max()), float(lengths.mean())
     budget = token_budget or max(longest, int(-(-sequences * mean // ranks) // longest + 1) * longest)
     if budget < longest:
-        raise UserError("example-too-long", f"--token-budget is {budget}, but an example has {longest} tokens")
+        raise UserError(
+            "example-too-long", f"--token-budget is {budget}, but an example has {longest} tokens; raise it"
+        )
     edges = np.unique(np.linspace(0, longest, 17).astype(int))
     counts, _ = np.histogram(lengths, bins=np.append(edges[:-1] + 1, longest + 1))
     starts = range(0, STEPS_SAMPLED * sequences, sequences)

@@ -103,7 +103,9 @@ def convert(
     maximum examples per pack (0: the algorithm's default). `with_lists` writes beside each file which rows it has.
     """
     if to != "hdf5-packed" and (packing, max_per_row) != (PACKING, MAX_PER_ROW):
-        raise UserError("useless-option", f"--packing and --max-per-row are for --to hdf5-packed, not for {to}")
+        raise UserError(
+            "useless-option", f"--packing and --max-per-row need --to hdf5-packed, not {to}; leave them out"
+        )
     source = open_data(folder, vocab=vocab)
     plan = _plan(source, to, shards, seed, max_seq_length, max_predictions)
     plan = replace(plan, packing=packing, max_per_row=max_per_row, with_lists=with_lists)
@@ -144,7 +146,9 @@ def bin_by_length(
     source = open_data(folder, vocab=vocab)
     longest, limit = int(source.lengths.max()), LENGTH_BINS[-1]
     if longest > limit:
-        raise UserError("example-too-long", f"{folder} has an example of {longest} tokens; bins end at {limit}")
+        raise UserError(
+            "example-too-long", f"{folder} has an example of {longest} tokens; `data bin` takes at most {limit}"
+        )
     plan = _plan(source, to, shards, seed, limit, max_predictions)
     refuse_occupied(Path(out))
     written = {}
@@ -173,7 +177,7 @@ def eval_set(
     """
     source = open_data(folder, vocab=vocab)
     if not 1 <= count <= len(source):
-        raise UserError("option-out-of-range", f"--count is {count}, but {folder} has {len(source)} examples")
+        raise UserError("option-out-of-range", f"--count is {count}, but {folder} has {len(source)} examples; lower it")
     name = {"tfrecord-packed": "tfrecord"}.get(source.layout, source.layout)
     same = [target for target in get_args(Target) if target == name]
     plan = _plan(source, to or (same[0] if same else "arrow"), shards=1, seed=seed)
@@ -196,13 +200,16 @@ def _plan(
     width, words = max_seq_length or source.max_seq_length, source.vocabulary
     longest = int(source.lengths.max())
     if width < longest:
-        raise UserError("example-too-long", f"--max-seq-length is {width}, but an example has {longest} tokens")
+        raise UserError(
+            "example-too-long", f"--max-seq-length is {width}, but an example has {longest} tokens; raise it"
+        )
     rules = None
     if source.predictions is not None:
         most = int(source.predictions.max())
         predictions = max_predictions or source.max_predictions
         if predictions < most:
-            raise UserError("too-many-predictions", f"--max-predictions is {predictions}, but an example has {most}")
+            wrong = f"--max-predictions is {predictions}, but an example has {most} masked words"
+            raise UserError("too-many-predictions", f"{wrong}; raise it")
     elif to == "arrow":
         predictions = 0
     else:
@@ -279,7 +286,7 @@ def _write_rows(plan: Plan, order: Order, folder: Path, files: Sequence[tuple[st
 def _write_per_length(plan: Plan, order: Order, count: int, folder: Path) -> int:
     """Write a file for every length, also for those that no example has; returns their number."""
     if plan.shards:
-        raise UserError("useless-option", "--shards has no effect on hdf5-per-length, a file per length; leave it out")
+        raise UserError("useless-option", "hdf5-per-length has one file for each length; leave --shards out")
     lengths = _lengths(plan, order, count)
     positions = np.argsort(lengths, kind="stable")
     counts = np.bincount(lengths, minlength=plan.shape.max_seq_length + 1).tolist()

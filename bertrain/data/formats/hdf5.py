@@ -169,7 +169,9 @@ def row_checksum(path: Path) -> str:
     with closing(OpenFile(path)) as opened:
         with _reading(path):
             if "input_ids" not in opened.file:
-                raise UserError("missing-field", f"{path} has no dataset input_ids to hash")
+                raise UserError(
+                    "missing-field", f"{path} has no dataset input_ids, which the checksum is computed from"
+                )
             count = len(opened.file["input_ids"])
         for first in range(0, count, RECORDS_AT_ONCE):
             for row in opened.read("input_ids", first, min(first + RECORDS_AT_ONCE, count)):
@@ -212,7 +214,7 @@ def _reading(path: Path) -> Iterator[None]:
         raise
     except Exception as error:
         reason = str(error).strip().split("\n")[0] or type(error).__name__
-        raise UserError("damaged-data", f"cannot read {path} as HDF5, it is damaged or truncated: {reason}") from None
+        raise UserError("damaged-data", f"cannot read {path} as HDF5; it is damaged or truncated: {reason}") from None
 
 
 def write(path: Path, layout: str, records: Iterable[Fields], count: int, shape: Shape) -> None:

@@ -80,7 +80,9 @@ def open_index(folder: Path, *, verify: str, note: Callable[[str], None]) -> Pat
             return place
     writable = next((place for place in places if _can_hold(place)), None)
     if writable is None:
-        raise UserError("unwritable-index", f"cannot write an index to {folder} or {places[-1].parent}")
+        raise UserError(
+            "unwritable-index", f"cannot write an index to {folder} or {places[-1].parent}; make one writable"
+        )
     with _locked(writable):
         if not _is_fresh(writable, stamps):
             shutil.rmtree(writable, ignore_errors=True)
@@ -104,7 +106,9 @@ def verify_index(folder: Path) -> dict[str, Any] | None:
     if names != listed:
         name = min(names ^ listed)
         change = "removed" if name in listed else "added"
-        raise UserError("changed-data", f"{folder}: {name} was {change}; to accept that, remove the index {place}")
+        raise UserError(
+            "changed-data", f"{folder}: {name} was {change}; to accept this change, remove the index {place}"
+        )
     _verify(folder, place, "hash")
     return index
 
@@ -226,7 +230,9 @@ def find_files(folder: Path) -> list[tuple[Path, str]]:
         paths = sorted(path for path in folder.rglob("*") if path.is_file() and path.suffix not in BESIDE_DATA)
         paths = [path for path in paths if not any(part.startswith(".") for part in path.relative_to(folder).parts)]
     if not paths:
-        raise UserError("not-prepared", f"{folder} is no data folder: it has no manifest.json, HDF5 or TFRecord file")
+        raise UserError(
+            "not-prepared", f"{folder} is not a data folder: it has no manifest.json, HDF5 or TFRecord file"
+        )
     return [(path, _kind_of(path)) for path in paths]
 
 
@@ -297,7 +303,9 @@ def read_index(place: Path) -> dict[str, Any]:
             raise JsonError("its SHA-256 differs")
         return index
     except (OSError, JsonError) as error:
-        raise UserError("damaged-index", f"the index {place} is damaged ({error}); remove it, to rebuild it") from None
+        raise UserError(
+            "damaged-index", f"the index {place} is damaged ({error}); remove it, and it will be rebuilt"
+        ) from None
 
 
 def map_arrays(index: Path) -> dict[str, npt.NDArray[Any]]:

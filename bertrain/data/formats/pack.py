@@ -57,9 +57,11 @@ def pack(
     if (folder is None) == (lengths is None):
         raise UserError("one-input-expected", "give either a data folder or --lengths FILE.csv")
     if lengths is not None and out is not None:
-        raise UserError("one-input-expected", "--out needs a data folder to write packs of, not --lengths")
+        raise UserError(
+            "one-input-expected", "--out needs a data folder to pack; --lengths alone has no examples to write"
+        )
     if shards and out is None:
-        raise UserError("option-without-effect", "--shards is for --out; give both, or leave it out")
+        raise UserError("option-without-effect", "--shards needs --out; give both, or leave --shards out")
     if lengths is not None:
         histogram = read_lengths(Path(lengths))
     else:

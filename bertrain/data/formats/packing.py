@@ -59,7 +59,9 @@ def pack_histogram(
     if present[0] == 0:
         raise UserError("empty-sequence", f"{histogram[0]} sequences have no token; leave them out")
     if present[-1] > row_length:
-        raise UserError("example-too-long", f"a sequence of {present[-1]} tokens exceeds a row of {row_length}")
+        raise UserError(
+            "example-too-long", f"a sequence of {present[-1]} tokens does not fit into a row of {row_length}"
+        )
     counts = np.zeros(row_length + 1, dtype=np.int64)
     counts[: present[-1] + 1] = histogram[: present[-1] + 1]
     if algorithm == "nnlshp":

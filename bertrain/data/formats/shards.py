@@ -115,7 +115,9 @@ class Shards(DataSource):
             with reading(folder / MANIFEST):
                 written = load_json(folder / MANIFEST, {"schema_version": int})
             if (version := written["schema_version"]) != SCHEMA_VERSION:
-                raise UserError("other-schema", f"{folder} has schema {version}, not {SCHEMA_VERSION}; prepare again")
+                raise UserError(
+                    "other-schema", f"{folder} has schema {version}, not {SCHEMA_VERSION}; prepare the data again"
+                )
             manifest = check_value(written, CONTENT)
         except JsonError as error:
             raise UserError(

@@ -75,7 +75,7 @@ def open_data(
         shards = Shards.open(folder, verify=verify)
         if isinstance(vocab, str | Path) and vocab and Vocabulary.load(vocab).words != shards.vocabulary.words:
             cure = "leave --vocab (pretrain: --data.vocab) out"
-            raise UserError("other-vocabulary", f"{folder} has its own vocabulary, not {vocab}; {cure}")
+            raise UserError("other-vocabulary", f"{folder} has its own vocabulary, which differs from {vocab}; {cure}")
         return shards
     index = open_index(folder, verify=verify, note=note)
     if not isinstance(vocab, Vocabulary):

@@ -51,7 +51,7 @@ def verify(folder: str | Path, *, checksums: str | Path | None = None) -> Verifi
 
 def _verify_rows(folder: Path, checksums: Path) -> Verified:
     if not folder.exists():
-        raise UserError("missing-data", f"no data folder at {folder}")
+        raise UserError("missing-data", f"no data folder at {folder}; check the path")
     expected = read_checksums(checksums)
     found: dict[str, Path] = {}
     for path in (path for path, kind in find_files(folder) if kind == "hdf5"):
@@ -75,7 +75,7 @@ def read_checksums(path: Path) -> dict[str, str]:
     try:
         lines = path.read_text().splitlines()
     except (OSError, UnicodeDecodeError):
-        raise UserError("bad-checksum-list", f"no list of checksums at {path}") from None
+        raise UserError("bad-checksum-list", f"there is no list of checksums at {path}, or it is not text") from None
     expected: dict[str, str] = {}
     for number, line in enumerate(lines, start=1):
         words = line.split()
@@ -84,11 +84,11 @@ def read_checksums(path: Path) -> dict[str, str]:
         if not words:
             continue
         if len(digests) != 1 or len(names) != 1:
-            raise UserError("bad-checksum-list", f"line {number} of {path} is not a file name and an MD5")
+            raise UserError("bad-checksum-list", f"line {number} of {path} does not have one file name and one MD5")
         if expected.setdefault(_bare(Path(names[0])), digests[0]) != digests[0]:
             raise UserError("bad-checksum-list", f"line {number} of {path} lists {names[0]} again, with another MD5")
     if not expected:
-        raise UserError("bad-checksum-list", f"{path} lists no checksum")
+        raise UserError("bad-checksum-list", f"{path} has no checksums in it")
     return expected
 
 

@@ -68,8 +68,8 @@ def draw_pairs(
     depend on other documents.
     """
     if text.num_documents < 2:
-        why = "the input is a single document, without another to draw a random B from"
-        raise UserError("single-document", f"{why}; put a blank line between documents")
+        why = "the input is a single document, so a random second segment cannot come from another one"
+        raise UserError("single-document", f"{why}; put blank lines between documents, or use --full-sentences")
     for number in range(num_documents or text.num_documents):
         draw = random.Random(derive(seed, "pairs", first_number + number))
         another = partial(_any_other, text.num_documents, number, draw)

@@ -76,7 +76,7 @@ def prepare(
     Example: bertrain.prepare("articles.txt", "data", vocab="vocab.txt", max_seq_length=128)
     """
     if full_sentences and reference:
-        raise UserError("conflicting-options", "--full-sentences and --reference exclude each other")
+        raise UserError("conflicting-options", "--full-sentences and --reference exclude each other; give one")
     for is_useless, option, reason in (
         (per_file and not reference, "--per-file", "without --reference"),
         (short_seq_prob is not None and full_sentences, "--short-seq-prob", "with --full-sentences"),
@@ -180,13 +180,13 @@ def _usable(files: list[Path], on_error: OnError, reference: bool) -> tuple[list
 
 def _check_text(counts: Counter[str], vocab: str | Path | None) -> None:
     if not counts["tokens"]:
-        raise UserError("no-example", "the input contains no text: give one sentence per line")
+        raise UserError("no-example", "the input contains no text; give one sentence per line")
     if counts["unknown_tokens"] > UNKNOWN_LIMIT * counts["tokens"]:
         share = counts["unknown_tokens"] / counts["tokens"]
         raise UserError(
             "other-vocabulary",
-            f"{share:.0%} of the text is not in {vocab or 'the vocabulary'}; use a vocabulary of this text, and "
-            "--lower-case or --cased as the vocabulary needs it",
+            f"{share:.0%} of the text is not in {vocab or 'the vocabulary'}; use a vocabulary for this text, and "
+            "--lower-case or --cased to match it",
         )
 
 

@@ -58,8 +58,8 @@ def find_inputs(inputs: str | Path | Iterable[str | Path]) -> list[Path]:
     entries = [Path(entry) for entry in ([inputs] if isinstance(inputs, str | Path) else inputs)]
     named = [entry for entry in entries if entry.is_file()]
     if len(named) > 1 and (sums := [path for path in named if CHECKSUMS.search(path.name)]):
-        raise UserError("not-text", f"{sums[0]} holds checksums, by its name; name the other files")
-    _refuse_held_out(named, "name the other files")
+        raise UserError("not-text", f"{sums[0]} looks like a list of checksums; name only the text files")
+    _refuse_held_out(named, "name only the other files")
     for entry in entries:
         if entry.is_dir():
             inside = sorted(path for path in entry.rglob("*") if path.is_file() and not _is_hidden(path, entry))
@@ -67,16 +67,18 @@ def find_inputs(inputs: str | Path | Iterable[str | Path]) -> list[Path]:
                 remark(f"{entry}: {counted(len(sums), 'checksum file')} left out ({sums[0].name})")
                 inside = [path for path in inside if path not in sums]
             if not inside:
-                raise UserError("empty-input", f"the input folder {entry} contains no file")
+                raise UserError("empty-input", f"the input folder {entry} contains no file; name another")
             extracted = next((path.parent for path in inside if path.name == EXTRACT_DESCRIPTION), None)
             if extracted:
                 train = extracted / EXTRACT_TRAINING
-                raise UserError("held-out-input", f"{extracted} (`data extract`) may have held-out text; give {train}")
-            _refuse_held_out(inside, "name the other files, or move it elsewhere")
+                raise UserError(
+                    "held-out-input", f"{extracted} may have held-out text, by `data extract`; give {train}"
+                )
+            _refuse_held_out(inside, "name only the other files, or move it elsewhere")
             for folder in [path.parent for path in inside if path.name == "dataset_dict.json"]:
                 splits = sorted({path.relative_to(folder).parts[0] for path in inside if path.parent.parent == folder})
                 if "train" not in splits:
-                    raise UserError("missing-split", f"{folder} has no split train but {', '.join(splits)}; give one")
+                    raise UserError("missing-split", f"{folder} has no split train; give one of {', '.join(splits)}")
                 remark(f"{folder}: of its splits {', '.join(splits)}, only train is read")
                 inside = [path for path in inside if (folder / "train" in path.parents) or folder not in path.parents]
             saved = {path.parent for path in inside if path.name == "dataset_info.json"}
@@ -85,7 +87,7 @@ def find_inputs(inputs: str | Path | Iterable[str | Path]) -> list[Path]:
         elif entry.is_file():
             files.append(entry)
         else:
-            raise UserError("missing-input", f"no input file or folder at {entry}")
+            raise UserError("missing-input", f"there is no file or folder {entry}; check the path")
     return files
 
 
@@ -100,7 +102,7 @@ def _training_split(folder: Path, files: list[Path]) -> list[Path]:
     splits = {path: match[1] or match[2] for path, match in found.items() if match}
     names = sorted(set(splits.values()))
     if names and "train" not in names and len(names) > 1 and set(names) <= set(SPLITS):
-        raise UserError("missing-split", f"{folder} has no split train but {', '.join(names)}; give one")
+        raise UserError("missing-split", f"{folder} has no split train; give one of {', '.join(names)}")
     if "train" in names and len(names) > 1:
         remark(f"{folder}: of its splits {', '.join(names)}, only train is read")
         files = [path for path in files if splits.get(path, "train") == "train"]
@@ -112,7 +114,7 @@ def _refuse_held_out(files: Sequence[Path], cure: str) -> None:
     training = {path.parent for path in files if TRAINING_TEXT.search(path.name)}
     held_out = [path for path in files if path.stem.lower() in HELD_OUT and path.parent in training]
     if held_out:
-        raise UserError("held-out-input", f"{held_out[0]} is held-out text, by its name; {cure}")
+        raise UserError("held-out-input", f"{held_out[0]} is held-out text, judging by its name; {cure}")
 
 
 def check_readable(path: Path, *, as_reference: bool = False) -> None:

@@ -95,7 +95,7 @@ def wikipedia_files(host: str, language: str, date: str) -> list[RemoteFile]:
         found = re.fullmatch(rf"{re.escape(wiki)}-(\d{{8}})-pages-articles-multistream\.xml\.bz2", name)
         if found:
             return [RemoteFile(name, f"{host.rstrip('/')}/{wiki}/{found.group(1)}/{name}", md5)]
-    raise UserError("missing-dump", f"{sums} lists no dump of articles yet; choose another --date")
+    raise UserError("missing-dump", f"{sums} does not list a dump of articles yet; choose another --date")
 
 
 def mlperf_files(host: str) -> tuple[list[RemoteFile], list[str]]:
@@ -122,7 +122,9 @@ def _known_size(name: str, md5: str) -> int | None:
     for known, (size, published) in MLPERF_FILES.items():
         if name == known or name.endswith(f"/{known}"):
             if md5 != published:
-                raise UserError("wrong-checksum", f"the manifest gives {name} the MD5 {md5}, not {published}")
+                raise UserError(
+                    "wrong-checksum", f"the manifest gives {name} the MD5 {md5}, not {published}; check --mirror"
+                )
             return size
     return None
 
@@ -131,7 +133,7 @@ def parse_checksums(text: str, place: str) -> list[tuple[str, str]]:
     """(MD5, name) of each line of an md5sum file, which is at `place`."""
     listed = re.findall(r"^([0-9a-fA-F]{32})[ \t]+\*?(?:\./)?(\S.*?)\s*$", text, re.MULTILINE)
     if not listed:
-        raise UserError("bad-checksum-list", f"{place} lists no checksum; check it")
+        raise UserError("bad-checksum-list", f"{place} has no checksums in it; check --mirror and --date")
     for _, name in listed:
         if PurePosixPath(name).is_absolute() or ".." in PurePosixPath(name).parts:
             raise UserError("bad-checksum-list", f"{place} lists a file outside its folder: {name}")
@@ -149,7 +151,9 @@ def fetch(file: RemoteFile, out: Path) -> bool:
     place = out / file.place
     if place.exists():
         if not _is_right(place, file):
-            raise UserError("wrong-checksum", f"{place} is not {file.url} (length or MD5); remove it to fetch it again")
+            raise UserError(
+                "wrong-checksum", f"{place} differs from {file.url} (length or MD5); remove it to download it again"
+            )
         return False
     partial = place.with_name(f".{place.name}.partial")
     with writing(place):
@@ -163,7 +167,7 @@ def fetch(file: RemoteFile, out: Path) -> bool:
             _receive(file.url, sink, file.size, report)
     if not _is_right(partial, file):
         partial.unlink()
-        raise UserError("wrong-checksum", f"{file.url} sent other bytes than those of MD5 {file.md5}; try again")
+        raise UserError("wrong-checksum", f"the download of {file.url} does not have the MD5 {file.md5}; try again")
     partial.rename(place)
     return True
 
@@ -193,12 +197,14 @@ def _receive(
             what, retry_after = f"HTTP {error.code} {error.reason}", error.headers.get("Retry-After", "")
             wait = float(retry_after) if retry_after.isdecimal() else None
         except (http.client.InvalidURL, ValueError) as error:  # an HTTPException, but permanent
-            raise UserError("bad-url", f"{url} is not a URL that can be fetched ({error})") from None
+            raise UserError("bad-url", f"{url} is not a URL that can be downloaded ({error}); check --mirror") from None
         except (OSError, http.client.HTTPException) as error:
             what = str(getattr(error, "reason", error)) or type(error).__name__
         failures = 0 if sink.seek(0, os.SEEK_END) > have else failures + 1
         if failures == ATTEMPTS_WITHOUT_PROGRESS:
-            raise UserError("download-failed", f"{url} failed {failures} times ({what}); run again to resume")
+            raise UserError(
+                "download-failed", f"{url} failed {failures} times ({what}); run the same command to resume"
+            )
         seconds = min(FIRST_WAIT_S * 2**failures if wait is None else wait, LONGEST_WAIT_S)
         print(f"{url}: {what}; retrying in {seconds:.0f} s", file=sys.stderr, flush=True)
         time.sleep(seconds)
@@ -214,7 +220,7 @@ def _append(url: str, sink: IO[bytes], have: int, size: int | None, report: Call
     with opened as response:
         start, total = _extent(response, have)
         if size is not None and total not in (None, size):
-            raise UserError("wrong-checksum", f"{url} has {total:,} bytes, not {size:,}")
+            raise UserError("wrong-checksum", f"{url} has {total:,} bytes, not {size:,}; check --mirror")
         sink.seek(start)
         sink.truncate()
         while block := response.read(_BLOCK):
@@ -229,7 +235,7 @@ def _append(url: str, sink: IO[bytes], have: int, size: int | None, report: Call
 def _open(url: str, have: int) -> Any:
     """The response with the bytes from `have` on; None if the server says that there are none."""
     if urlsplit(url).scheme not in ("http", "https"):  # urllib would open files of this machine too
-        raise UserError("bad-url", f"{url} is not a URL that can be fetched; it must begin with https://")
+        raise UserError("bad-url", f"{url} is not a URL that can be downloaded; it must begin with https:// or http://")
     headers = {"User-Agent": "bertrain"} | ({"Range": f"bytes={have}-"} if have else {})
     try:
         return urllib.request.urlopen(urllib.request.Request(url, headers=headers), timeout=TIMEOUT_S)

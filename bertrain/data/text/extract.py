@@ -319,7 +319,7 @@ def _write_parts(documents: Iterator[Document], folder: Path, part_bytes: int) -
 def _hold_out(count: int, seed: int, documents: int, parts: list[Path], place: Path) -> None:
     """Move `count` of the documents, drawn by `seed`, from the parts to `place`, keeping the order of both."""
     if documents <= count:
-        raise UserError("too-little-text", f"--hold-out is {count:,}, but there are {documents:,} documents")
+        raise UserError("too-little-text", f"--hold-out is {count:,}, but there are {documents:,} documents; lower it")
     drawn = set(heapq.nsmallest(count, range(documents), key=lambda number: derive(seed, "hold-out", number)))
     number = 0
     with open(place, "wb") as held:

@@ -298,7 +298,9 @@ def csv_rows(stream: Stream) -> Iterator[tuple[int, list[str] | Problem]]:
         except csv.Error as error:
             if "unexpected end of data" in str(error):  # the rest of the file became one field
                 place = f"line {first:,} of {stream.name}"
-                raise UserError("unclosed-quote", f"the quote that opens in {place} is never closed") from None
+                raise UserError(
+                    "unclosed-quote", f"the quotation mark that opens in {place} is never closed; close or double it"
+                ) from None
             for line in range(first, reader.line_num + 1):  # every line within the malformed quote is lost
                 yield line, Problem(f"line {line:,} of {stream.name}", f"is not valid CSV ({error})")
             continue

@@ -105,7 +105,7 @@ class Vocabulary:
             try:
                 text = Path(path).read_text(encoding="utf-8-sig")  # some editors write a byte order mark
             except OSError:
-                raise UserError("missing-vocabulary", f"no vocabulary file at {path}") from None
+                raise UserError("missing-vocabulary", f"there is no vocabulary file {path}; check the path") from None
             except UnicodeDecodeError:
                 raise UserError("bad-vocabulary", f"the vocabulary {path} is not UTF-8 text") from None
         words = [line.rstrip("\r") for line in text.rstrip("\n").split("\n")]
@@ -115,7 +115,7 @@ class Vocabulary:
     def of_tokenizer(path: Path, *, lower_case: bool | None = None) -> Vocabulary:
         """The vocabulary of a tokenizer.json; with BERT's rules it is the same as that of a vocab.txt."""
         if not path.is_file():
-            raise UserError("missing-vocabulary", f"no vocabulary file at {path}")
+            raise UserError("missing-vocabulary", f"there is no vocabulary file {path}; check the path")
         beside = path.with_name(TOKENIZER_CONFIG)
         named = read_json(beside, {}) if beside.is_file() else {}
         text = _join_bpe(path) if path.name == BPE_WORDS else read_text(path)
@@ -134,7 +134,9 @@ class Vocabulary:
         """A vocabulary of these words; refuses words that are none. Errors name `origin`."""
         for special in SPECIAL_WORDS:
             if special not in words:
-                raise UserError("bad-vocabulary", f"{origin} lacks {special}: a BERT vocabulary has one word per line")
+                raise UserError(
+                    "bad-vocabulary", f"{origin} lacks {special}; a BERT vocabulary has it, and one word per line"
+                )
         if len(set(words)) != len(words):
             repeated = next(word for word, count in Counter(words).items() if count > 1)
             raise UserError("bad-vocabulary", f"{origin} lists the word {repeated!r} twice")
@@ -162,7 +164,7 @@ def _tokenizer_words(content: Any, path: Path) -> list[str]:
         numbers = numbers | {str(token.get("content")): token.get("id") for token in added}
         if sorted(map(str, numbers.values())) == sorted(map(str, range(len(numbers)))):
             return sorted(numbers, key=lambda word: int(numbers[word]))
-    raise UserError("bad-vocabulary", f"{path} has no vocabulary with consecutive ids")
+    raise UserError("bad-vocabulary", f"{path} has no vocabulary with ids 0, 1, 2 and so on")
 
 
 def _join_bpe(path: Path) -> str:
@@ -172,13 +174,15 @@ def _join_bpe(path: Path) -> str:
     merges = path.with_name(BPE_MERGES)
     numbers = read_json(path, {})
     if missing := [word for word in OTHER_SPECIAL_WORDS if word not in numbers]:
-        raise UserError("bad-vocabulary", f"{path} lacks {', '.join(missing)}, which RoBERTa's has")
+        raise UserError("bad-vocabulary", f"{path} lacks {', '.join(missing)}, which a RoBERTa vocabulary has")
     if not merges.is_file():
-        raise UserError("missing-vocabulary", f"no vocabulary file at {merges}; {path} needs it beside it")
+        raise UserError("missing-vocabulary", f"there is no {merges}, which {path.name} needs beside it")
     try:
         pipeline = Tokenizer(models.BPE.from_file(str(path), str(merges)))
     except Exception as error:  # the library has no other class
-        raise UserError("bad-vocabulary", f"{path} and {merges.name} are not a BPE: {str(error)[:200]}") from None
+        raise UserError(
+            "bad-vocabulary", f"{path} and {merges.name} are not a BPE tokenizer: {str(error)[:200]}"
+        ) from None
     pipeline.pre_tokenizer, pipeline.decoder = pre_tokenizers.ByteLevel(add_prefix_space=False), decoders.ByteLevel()
     start, end = (("<s>", numbers["<s>"]), ("</s>", numbers["</s>"]))
     pipeline.post_processor = processors.RobertaProcessing(end, start, add_prefix_space=False)

@@ -28,10 +28,10 @@ def train_vocabulary(
     Example: bertrain.train_vocabulary("articles.txt", "vocab.txt", size=2000)
     """
     if size < 100:
-        raise UserError("option-out-of-range", f"--size is {size}; a vocabulary has at least 100 words")
+        raise UserError("option-out-of-range", f"--size is {size}; it must be at least 100")
     files, out = find_inputs(inputs), Path(out)
     if not out.parent.is_dir():
-        raise UserError("missing-folder", f"--out {out}: the folder {out.parent} does not exist")
+        raise UserError("missing-folder", f"--out {out}: the folder {out.parent} does not exist; create it")
     if out.exists() and any(out.samefile(file) for file in files):
         raise UserError("overwrites-input", f"--out {out} is one of the inputs; choose another --out")
     # The library numbers characters within words (##a) in hash-table order, which differs between processes, and of

@@ -98,7 +98,7 @@ def read_squad(path: Path, version: Version, *, on_error: Literal["stop", "skip"
         unanswered = next(question.id for question in questions.values() if not question.answers)
         problem = f"question {unanswered} has no answers, but others have"
         raise UserError(
-            "partly-answered", f"{path}: {problem}; in squad/{version}, all questions have answers, or none has"
+            "partly-answered", f"{path}: {problem}; in squad/{version}, either all questions have answers, or none"
         )
     return Collection(path, list(contexts), list(questions.values()), labeled.pop(), problems)
 
@@ -155,7 +155,9 @@ def shorten(text: str) -> str:
 def _read_articles(path: Path, report_problem: ReportProblem) -> Iterator[RawQuestion]:
     content = read_json(path)
     if not isinstance(content, dict) or not isinstance(content.get("data"), list):
-        raise UserError("not-squad", f"{path} has no 'data' like {JSON_FORMAT}; name a file of JSON lines .jsonl")
+        raise UserError(
+            "not-squad", f"{path} has no 'data' as in {JSON_FORMAT}; if it has JSON lines, rename it to .jsonl"
+        )
 
     def list_of(parent: Any, name: str, place: str) -> list[Any]:
         children = parent.get(name) if isinstance(parent, dict) else None

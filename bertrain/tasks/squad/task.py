@@ -177,7 +177,9 @@ class SquadTask:
                 raise UserError("bad-question", f"{sentence}; {SKIP_HINT}")
             problems.append(sentence)
         if not usable:
-            raise UserError("no-usable-question", f"{collection.path} has no usable question; first: {problems[0]}")
+            raise UserError(
+                "no-usable-question", f"{collection.path} has no usable question; the first problem: {problems[0]}"
+            )
         questions = [collection.questions[number] for number in usable]
         kept = replace(spans, spans=spans.spans[usable], is_usable=spans.is_usable[usable])
         return replace(collection, questions=questions, problems=problems), kept
