@@ -45,13 +45,11 @@ def recipes(
 
 @app.command("settings")
 def settings(
-    words: Annotated[
-        list[str] | None, Argument(metavar="[WORD...]", help="only a section, or settings about it")
-    ] = None,
-    show_all: Annotated[bool, Option("--all", help="experimental settings too")] = False,
+    words: Annotated[list[str] | None, Argument(metavar="[WORD...]", help="a section, or words to search for")] = None,
+    show_all: Annotated[bool, Option("--all", help="also list experimental settings")] = False,
     as_json: AsJson = False,
 ) -> None:
-    """List the settings with their defaults and meanings, or find some by a word.
+    """List all settings with their defaults and meanings, or search them.
 
     Example: bertrain settings learning rate
     """
@@ -64,14 +62,14 @@ def settings(
         print(wrap(f"--{entry['name']} ({entry['default']!r}){marks}\n    {entry['help']}"))
     print("\n* a resumed run may change it")
     if len(shown) < len(described):
-        print(f"{len(described) - len(shown)} experimental settings more: --all")
+        print(f"{len(described) - len(shown)} more settings are experimental: --all")
 
 
 @app.command("doctor")
 def doctor(
     folder: Annotated[Path, Argument(help="where runs will be written")] = Path("."),
     kernels: Annotated[
-        bool, Option("--kernels", help="instead, run every kernel once against plain PyTorch, in BERT-Base's sizes")
+        bool, Option("--kernels", help="only compare every kernel with plain PyTorch, at the sizes of BERT-Base")
     ] = False,
     as_json: AsJson = False,
 ) -> None:

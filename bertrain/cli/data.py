@@ -34,13 +34,17 @@ Inputs = Annotated[list[Path], Argument(metavar="INPUT...", help="text files, or
 AnyFolder = Annotated[Path, Argument(metavar="DIR", help="data in any format: a folder, or one HDF5 or TFRecord file")]
 VocabularyFile = Annotated[
     Path | None,
-    Option("--vocab", help="vocabulary file of HDF5 or TFRecord data; default: the one beside it, or BERT's uncased"),
+    Option(
+        "--vocab", help="vocabulary file of HDF5 or TFRecord data; default: the one beside it, or BERT's uncased one"
+    ),
 ]
 ShardCount = Annotated[int, Option("--shards", min=0, help="files to write; 0: one for each 65,536 rows")]
-MaskSeed = Annotated[int, Option("--seed", help="seed of packing, and of masks where the rows have none")]
+MaskSeed = Annotated[int, Option("--seed", help="seed of packing, and of masks if the rows have none")]
 MaxPredictions = Annotated[int, Option(min=0, help="most masked words in a row; 0: as in the data, or 15 % of the row")]
-LowerCase = Annotated[bool, Option("--lower-case/--cased", help="fold case and accents, or keep them")]
-Workers = Annotated[int | None, Option(help="worker processes; default: the CPU cores, at most 8; same result")]
+LowerCase = Annotated[bool, Option("--lower-case/--cased", help="remove case and accents, or keep them")]
+Workers = Annotated[
+    int | None, Option(help="worker processes; default: the CPU cores, at most 8; any number gives the same result")
+]
 
 
 @app.command("download")
@@ -48,13 +52,14 @@ def data_download(
     what: Annotated[Collection, Argument(metavar="WHAT", help="wikipedia, or mlperf")],
     out: Annotated[Path, Option("--out", help="the folder to download into; existing files are verified")],
     mirror: Annotated[str | None, Option(help="address to use instead of the public host")] = None,
-    language: Annotated[str, Option(help="of Wikipedia, as in its address: en, de, simple")] = "en",
-    date: Annotated[str, Option(help="of the Wikipedia dump: latest, or YYYYMMDD")] = "latest",
+    language: Annotated[str, Option(help="language of Wikipedia, as in its address: en, de, simple")] = "en",
+    date: Annotated[str, Option(help="date of the Wikipedia dump: latest, or YYYYMMDD")] = "latest",
     as_json: AsJson = False,
 ) -> None:
     """Download a Wikipedia dump, or MLPerf's text, checkpoint, configuration and vocabulary.
 
-    If it is interrupted, run it again to continue. A file gets its name only after its length and MD5 are verified.
+    If the command is interrupted, run it again to continue. A file gets its name only after its length and MD5 are
+    verified.
 
     Example: bertrain data download wikipedia --language simple --out dumps/
     """
@@ -82,19 +87,24 @@ def data_extract(
     encoding: Annotated[str, Option(help=ENCODING)] = "auto",
     document_end: Annotated[
         DocumentEnd,
-        Option(help="end of a document in plain text; size: the first blank line after 8 kB; auto: as it looks"),
+        Option(help="end of a document in plain text; size: the first blank line after 8 kB; auto: detected"),
     ] = "auto",
     wrapped: Annotated[
-        bool | None, Option(help="join the lines of a paragraph; default: as they look; yes for --document-end file")
+        bool | None, Option(help="join the lines of a paragraph; default: detected; yes for --document-end file")
     ] = None,
-    sentences: Annotated[Splitter, Option(help="sentencex: split by rules; lines: one per line; none")] = "sentencex",
-    language: Annotated[str, Option(help="of the rules for splitting sentences; auto: as the text looks")] = "auto",
+    sentences: Annotated[
+        Splitter, Option(help="how to split sentences. sentencex: by rules; lines: one per line; none: not at all")
+    ] = "sentencex",
+    language: Annotated[str, Option(help="language for splitting sentences; auto: detected")] = "auto",
     min_characters: Annotated[int, Option(help="skip documents with fewer characters")] = 0,
-    deduplicate: Annotated[bool, Option("--deduplicate", help="drop duplicates; takes 100 bytes per document")] = False,
+    deduplicate: Annotated[
+        bool, Option("--deduplicate", help="drop duplicates; needs 100 bytes of memory per document")
+    ] = False,
     hold_out: Annotated[float, Option(help="documents to hold out for evaluation; below 1: a share")] = 0,
     hold_out_seed: Annotated[int, Option(help="seed for choosing the held-out documents")] = 12345,
     on_error: Annotated[
-        OnError, Option(help="damaged input. stop: refuse it; skip: continue without it, keeping the pages before it")
+        OnError,
+        Option(help="at damaged input. stop: refuse it; skip: continue without it, and keep the pages before it"),
     ] = "stop",
     part_bytes: Annotated[int, Option(help="approximate size of one output file")] = 27_000_000,
     workers: Workers = None,
@@ -125,7 +135,7 @@ def data_extract(
     for reason, count in made["skipped"].items():
         print(f"  left out: {count:,} {reason}")
     if counts["held_out"]:
-        print(f"  of these put aside in {out / EVALUATION}: {counts['held_out']:,} documents")
+        print(f"  of these held out in {out / EVALUATION}: {counts['held_out']:,} documents")
     print(f"next: bertrain data prepare {quote(str(out / EXTRACT_TRAINING))} --out DIR")
     if counts["held_out"]:
         print(f"and:  bertrain data prepare {quote(str(out / EVALUATION))} --out HELD-OUT")
@@ -168,20 +178,22 @@ def data_prepare(
     ] = None,
     lower_case: Annotated[
         bool | None,
-        Option("--lower-case/--cased", help="fold case and accents, or keep them; default: as --vocab does"),
+        Option("--lower-case/--cased", help="remove case and accents, or keep them; default: as in --vocab"),
     ] = None,
     max_seq_length: Annotated[int, Option(help="longest example in tokens")] = 512,
     short_seq_prob: Annotated[
         float | None,
-        Option(help="share of documents cut into shorter examples, 0.1 if not given; not with --full-sentences"),
+        Option(help="share of documents cut into shorter examples; default: 0.1; not with --full-sentences"),
     ] = None,
     dupe_factor: Annotated[int, Option(help="passes over the text, each with new random choices")] = 1,
     seed: Annotated[int, Option(help="seed of all random choices")] = 12345,
     full_sentences: Annotated[
         bool, Option("--full-sentences", help="rows of whole sentences instead of pairs, for --model.nsp false")
     ] = False,
-    reference: Annotated[bool, Option("--reference", help="exactly the masked rows of MLPerf's script")] = False,
-    per_file: Annotated[bool, Option("--per-file", help="--reference: as one call of the script per file")] = False,
+    reference: Annotated[bool, Option("--reference", help="write exactly the masked rows of MLPerf's script")] = False,
+    per_file: Annotated[
+        bool, Option("--per-file", help="with --reference: as if the script ran once per file")
+    ] = False,
     max_predictions: Annotated[
         int | None, Option(help="most masked words in an example: with --reference (76), or for `data convert`")
     ] = None,
@@ -189,13 +201,17 @@ def data_prepare(
         float | None, Option(help="share of words to mask: with --reference (0.15), or for `data convert`")
     ] = None,
     rows_per_shard: Annotated[int, Option(help="most examples in one file")] = 65536,
-    unit_mb: Annotated[float, Option(help="MB of text in a unit of work; random sentences come from the unit")] = 16,
+    unit_mb: Annotated[
+        float, Option(help="MB of text in a unit of work; random second segments come from the same unit")
+    ] = 16,
     workers: Workers = None,
     engine: Annotated[Engine, Option(help="local: this machine; dask: a cluster (needs the extra `dask`)")] = "local",
     scheduler: Annotated[
         str | None, Option(help="address of the Dask scheduler; under `launch`, the ranks are scheduler and workers")
     ] = None,
-    on_error: Annotated[OnError, Option(help="unreadable files, lines and bytes. stop: refuse; skip: omit")] = "stop",
+    on_error: Annotated[
+        OnError, Option(help="at unreadable files, lines or bytes. stop: refuse them; skip: leave them out")
+    ] = "stop",
     dry_run: Annotated[bool, Option("--dry-run", help="check everything and write nothing")] = False,
     as_json: AsJson = False,
 ) -> None:
@@ -363,7 +379,7 @@ def data_pack(
     out: Annotated[Path | None, Option(help="write the packed rows here, as hdf5-packed; default: only report")] = None,
     lengths: Annotated[Path | None, Option(help="instead of data: a CSV file of columns length and sequences")] = None,
     algorithm: Annotated[
-        Algorithm, Option(help="longest or shortest pack first, non-negative least squares")
+        Algorithm, Option(help="lpfhp, spfhp: longest or shortest pack first; nnlshp: non-negative least squares")
     ] = "lpfhp",
     max_per_row: Annotated[int, Option(min=0, help="most sequences in a row; 0: 3 for nnlshp, else all that fit")] = 0,
     row_length: Annotated[int, Option(min=0, help="row length in tokens; 0: the longest sequence")] = 0,
@@ -398,13 +414,13 @@ def data_pack(
 def data_eval_set(
     folder: AnyFolder,
     out: NewFolder,
-    count: Annotated[int, Option(min=1, help="examples to pick, evenly strided")] = 10000,
+    count: Annotated[int, Option(min=1, help="examples to pick, evenly spaced")] = 10000,
     to: Annotated[Target | None, Option("--to", help="the format to write; default: that of DIR")] = None,
     seed: MaskSeed = 12345,
     vocab: VocabularyFile = None,
     as_json: AsJson = False,
 ) -> None:
-    """Pick an evaluation set, evenly strided as MLPerf's reference picks its own.
+    """Pick evenly spaced examples for evaluation, as MLPerf's reference does.
 
     Example: bertrain data eval-set held-out/ --count 10000 --out eval/
     """
@@ -464,7 +480,7 @@ def data_inspect(
     vocab: VocabularyFile = None,
     as_json: AsJson = False,
 ) -> None:
-    """Show examples as words: both segments, and each masked word as SHOWN=TRUE; in color on a terminal.
+    """Show examples as words: both segments, and each masked word as SHOWN=ORIGINAL; in color on a terminal.
 
     Example: bertrain data inspect data/ --rows 0:5
     """

@@ -26,10 +26,10 @@ if TYPE_CHECKING:
 app = options.new_app("launch", "Run a bertrain command as a job, on this machine or a cluster.")
 
 Job = Annotated[Path, typer.Argument(metavar="JOB", help="a job folder")]
-Nodes = Annotated[int, Option(min=1, help="machines")]
-ListedNodes = Annotated[int, Option(min=0, help="machines; 0: all hosts of the hostfile, or this one")]
-Array = Annotated[bool, Option("--array", help="a job array: each repeat or experiment is a job of its own")]
-Hostfile = Annotated[str, Option(help="a file with a host per line, such as `node1 slots=8`")]
+Nodes = Annotated[int, Option(min=1, help="number of nodes")]
+ListedNodes = Annotated[int, Option(min=0, help="number of nodes; 0: all hosts of the hostfile, or this one")]
+Array = Annotated[bool, Option("--array", help="submit a job array: each repeat or experiment is a separate job")]
+Hostfile = Annotated[str, Option(help="a file with one host per line, such as `node1 slots=8`")]
 
 
 def _launch(
@@ -38,11 +38,11 @@ def _launch(
     job: Annotated[Path | None, Option(help="the job folder to create; default: jobs/NAME-1, -2, ...")] = None,
     dry_run: Annotated[bool, Option("--dry-run", help="check the command, print the script and write nothing")] = False,
     gpu: Annotated[
-        str, Option(help="the nodes' GPU, such as h100: also print the time that `bertrain plan` predicts")
+        str, Option(help="GPU of the nodes, such as h100: also print the time that `bertrain plan` predicts")
     ] = "",
-    repeats: Annotated[int, Option(min=1, help="number of runs RUN-1, RUN-2, ...; their seeds count up")] = 1,
+    repeats: Annotated[int, Option(min=1, help="number of runs RUN-1, RUN-2, ..., each with the next seed")] = 1,
     env: Annotated[
-        list[str] | None, Option(metavar="NAME[=VALUE]", help="a variable for the ranks; repeatable")
+        list[str] | None, Option(metavar="NAME[=VALUE]", help="an environment variable for the ranks; repeatable")
     ] = None,
     **resources: Any,
 ) -> None:
@@ -154,9 +154,9 @@ def _resources(
     procs_per_node: Annotated[int, Option(min=0, help="ranks per node, without GPUs")] = 0,
     time: Annotated[str, Option(help="time limit, such as 2h or 02:00:00")] = "",
     warning: Annotated[str, Option(help="time before the limit at which the job saves and stops")] = "2m",
-    python: Annotated[str, Option(help="the Python of the nodes; default: this one, or the image's")] = "",
-    container: Annotated[str, Option(help="an image to run in")] = "",
-    mounts: Annotated[str, Option(help="more folders that the container sees, such as /data:/data,/raid:/raid")] = "",
+    python: Annotated[str, Option(help="Python on the nodes; default: this one, or the image's")] = "",
+    container: Annotated[str, Option(help="container image to run in")] = "",
+    mounts: Annotated[str, Option(help="more folders to mount in the container, such as /data:/data,/raid:/raid")] = "",
     preflight: Annotated[
         bool, Option("--preflight/--no-preflight", help="check every node before the first task")
     ] = True,
@@ -165,9 +165,11 @@ def _resources(
 
 
 def _network(
-    nic: Annotated[str, Option(help="network interface for gloo and NCCL; default: they choose")] = "",
+    nic: Annotated[str, Option(help="network interface for gloo and NCCL; default: chosen by them")] = "",
     port: Annotated[int, Option(min=0, max=65535, help="rendezvous port of the first node; 0: a free one")] = 0,
-    rendezvous_host: Annotated[str, Option(help="the first node's name on the others; default: its own name")] = "",
+    rendezvous_host: Annotated[
+        str, Option(help="name of the first node as the others see it; default: its own name")
+    ] = "",
 ) -> None:
     """The options of launchers of several nodes."""
 
@@ -196,7 +198,7 @@ def _launcher(launcher: Launcher) -> Callable[[Callable[..., None]], Callable[..
 
 @_launcher("local")
 def launch_local() -> None:
-    """Run a job on this machine, its folder and logs as on a cluster.
+    """Run a job on this machine, with a job folder and logs as on a cluster.
 
     Example: bertrain launch local --procs-per-node 2 -- pretrain bert-tiny --data data --run runs/tiny
     """
@@ -208,7 +210,7 @@ def launch_ssh(
     nodes: ListedNodes = 0,
     ssh: Annotated[str, Option(help="the ssh command, such as `ssh -F my-config`")] = "ssh",
 ) -> None:
-    """Run a job on the hosts of a list, over ssh.
+    """Run a job over ssh, on the hosts of a list.
 
     Example: bertrain launch ssh --hostfile hosts --gpus-per-node 8 -- pretrain bert-base --data data --run runs/base
     """
@@ -219,10 +221,10 @@ def launch_slurm(
     nodes: Nodes = 1,
     partition: Annotated[str, Option(help="Slurm's partition")] = "",
     account: Annotated[str, Option(help="Slurm's account")] = "",
-    gres: Annotated[str, Option(help="per node, for sbatch and every srun; default: gpu:G")] = "",
+    gres: Annotated[str, Option(help="Slurm's --gres per node, for sbatch and every srun; default: gpu:G")] = "",
     constraint: Annotated[str, Option(help="features that nodes must have")] = "",
     nodelist: Annotated[str, Option(help="only these nodes")] = "",
-    cpus_per_node: Annotated[int, Option(min=0, help="0: whole nodes, exclusively")] = 0,
+    cpus_per_node: Annotated[int, Option(min=0, help="CPUs per node; 0: whole nodes, exclusively")] = 0,
     array: Array = False,
     mpi: Annotated[MpiType, Option(help="srun's --mpi; bertrain needs none")] = "none",
     runtime: Annotated[Runtime, Option(help="what runs the container")] = "pyxis",
@@ -235,13 +237,13 @@ def launch_slurm(
 
 @_launcher("pbs")
 def launch_pbs(
-    nodes: Annotated[int, Option(min=0, help="machines; 0: as many as --select has chunks, or 1")] = 0,
+    nodes: Annotated[int, Option(min=0, help="number of nodes; 0: as many as --select has chunks, or 1")] = 0,
     queue: Annotated[str, Option(help="PBS's queue")] = "",
     project: Annotated[str, Option(help="PBS's project (-P)")] = "",
     account: Annotated[str, Option(help="PBS's account (-A)")] = "",
     select: Annotated[str, Option(help="chunks in PBS's notation; default: N:ngpus=G")] = "",
     place: Annotated[str, Option(help="placement of the chunks")] = "scatter:excl",
-    cpus_per_node: Annotated[int, Option(min=0, help="ncpus of a chunk; 0: PBS's own")] = 0,
+    cpus_per_node: Annotated[int, Option(min=0, help="ncpus of a chunk; 0: PBS's default")] = 0,
     array: Array = False,
     ssh: Annotated[str, Option(help="the ssh command from node to node")] = "ssh",
 ) -> None:
@@ -285,7 +287,7 @@ def launch_worker(
 
 @app.command("preflight")
 def launch_preflight(job: Job, as_json: options.AsJson = False) -> None:
-    """Check every node of a job before it trains, as the job's script does; by hand it checks this machine.
+    """Check every node of a job before it trains, as the job's script does; called by hand, it checks this machine.
 
     Example: bertrain launch preflight jobs/tiny-1
     """

@@ -35,7 +35,7 @@ NO_MEMORY = ("failed to map segment", "cannot allocate memory", "can't start new
 UsageError: Any = typer.BadParameter.__base__  # click's class, which typer does not export in every version
 
 app = new_app(
-    help="Train BERT: text to data, pre-training, fine-tuning, evaluation, weights. `bertrain help VERB` explains one.",
+    help="Train BERT: data, pre-training, fine-tuning, evaluation, weights. `bertrain help VERB` explains a verb.",
     no_args_is_help=True,
     context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 1000},  # that of the terminal
     pretty_exceptions_enable=False,

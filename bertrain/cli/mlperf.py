@@ -37,14 +37,16 @@ def mlperf_run(
     settings_file: options.SettingsFile = None,
     nproc: options.RankCount = 1,
     attempts: Annotated[int, Option(min=1, help="attempts at an experiment that crashes")] = 3,
-    only: Annotated[str | None, Option(help="only this experiment (a number, or probe), in these processes")] = None,
+    only: Annotated[
+        str | None, Option(help="run only this experiment (its number, or probe), in the current processes")
+    ] = None,
     attempt: Annotated[int, Option(min=0, help="with --only: the number of this attempt; 0: the next")] = 0,
     dry_run: Annotated[bool, Option("--dry-run", help="print the resolved experiments and stop")] = False,
 ) -> None:
     """Train to the target several times, each with a new seed; write MLPerf's logs and check them.
 
     Any setting can be given as --section.field VALUE; evaluate.data is required. The target is 0.720 and evaluations
-    follow MLPerf's rule, unless settings say otherwise. Existing results are kept; an experiment that crashes does not
+    follow MLPerf's rule, unless you set them otherwise. Existing results are kept; an experiment that crashes does not
     count and is repeated. The exit code is 1 if no experiment reached the target.
 
     Example: bertrain mlperf run mlperf-nvidia-1x8x48-packed --data data/ --evaluate.data eval/ --init mlperf/ --nproc 8
@@ -97,13 +99,13 @@ def mlperf_check(
     folder: Annotated[Path, Argument(metavar="DIR", help="a folder of result_*.txt")],
     ruleset: Annotated[list[str] | None, Option(help="1.1.0 to 5.0.0; default: by the date of the logs")] = None,
     division: Annotated[
-        Literal["closed", "open"] | None, Option(help="division to check for; default: the logs'")
+        Literal["closed", "open"] | None, Option(help="division to check for; default: that of the logs")
     ] = None,
     as_json: options.AsJson = False,
 ) -> None:
     """Check results with MLPerf's own checkers; exit code 0 if they pass, 1 if not.
 
-    Checks compliance, the rule about seeds, and in the closed division the reference's convergence points.
+    It checks compliance, the rule about seeds and, in the closed division, the reference's convergence points.
 
     Example: bertrain mlperf check results/
     """
@@ -153,9 +155,9 @@ def mlperf_show(
 ) -> None:
     """Print time to train, samples to converge, accuracies and sequences per second of MLPerf logs of BERT.
 
-    Beside a log or a recipe stand the fastest published results of that batch on as many accelerators, the rate that
-    bertrain reached on one such GPU, and a prediction of `bertrain plan`. With --json, print a line for each log and
-    recipe, and one with the score if they are several runs of one system.
+    For each log or recipe, it adds the fastest published results with this batch size and number of accelerators, the
+    speed of bertrain on one such GPU, and a prediction by `bertrain plan`. With --json, it prints a line for each log
+    and recipe, and a line with the score if the logs are several runs of one system.
 
     Example: bertrain mlperf show results/result_0.txt --plot accuracy.svg
     """

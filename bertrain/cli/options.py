@@ -36,8 +36,10 @@ OVERRIDES = {"allow_extra_args": True, "ignore_unknown_options": True}
 Overrides = list[tuple[str, str]]
 """Settings from the command line, such as ("train.max_steps", "200")."""
 
-TEXT_COLUMN = "field or column that holds the text; auto: text, or the only one of long strings"
-ENCODING = "such as latin-1; auto: UTF-8, UTF-16 with a byte order mark, or Windows-1252 where a file reads well in it"
+TEXT_COLUMN = "field or column of the text; auto: text, or the only one with long strings"
+ENCODING = (
+    "encoding, such as latin-1; auto: UTF-8, UTF-16 with a byte order mark, or Windows-1252 if a file reads well in it"
+)
 AsJson = Annotated[bool, Option("--json", help="print JSON")]
 RunFolder = Annotated[Path, Argument(metavar="RUN", help="a run folder")]
 RunOrFineTuned = Annotated[
@@ -49,7 +51,9 @@ RecipeName = Annotated[
     str, Argument(metavar="RECIPE", help="a recipe's name, or a .toml file", autocompletion=lambda: recipe_names())
 ]
 SettingsFile = Annotated[Path | None, Option("--settings", help="a .toml file that overrides the recipe")]
-InitialWeights = Annotated[Path | None, Option("--init", help="initial weights: a run, or what `weights show` reads")]
+InitialWeights = Annotated[
+    Path | None, Option("--init", help="initial weights: a run, or anything that `weights show` reads")
+]
 KNOWN_WEIGHTS = (
     "a run, a Hugging Face folder, a TensorFlow 1 checkpoint, a .pt, .bin or .safetensors file, or hub:NAME (download)"
 )
@@ -57,9 +61,13 @@ AnyWeights = Annotated[Path, Argument(metavar="RUN_OR_WEIGHTS", help=KNOWN_WEIGH
 Checkpoint = Annotated[str, Option("--checkpoint", help="newest, best, or the number of a step")]
 Device = Literal["auto", "cpu", "cuda"]
 RankCount = Annotated[int, Option("--nproc", min=1, help="ranks to start on this machine")]
-Restarts = Annotated[int, Option(min=0, help="restarts after a crash or hang, in a row without a new checkpoint")]
+Restarts = Annotated[
+    int,
+    Option(min=0, help="restart all ranks after a crash or hang; give up after N restarts without a new checkpoint"),
+]
 BatchSize = Annotated[
-    int, Option(min=0, help="of a fine-tuned run: evaluation batch size; latency is reported per batch; 0: a large one")
+    int,
+    Option(min=0, help="for a fine-tuned run: evaluation batch size; latency is reported per batch; 0: a large one"),
 ]
 
 
@@ -92,7 +100,7 @@ TRAINING_OPTIONS = (
     ShortOption("--epochs", "train.epochs", "passes over the data, instead of steps", "N"),
     ShortOption("--lr", "optimizer.learning_rate", "learning rate after the warm-up", "RATE"),
     ShortOption("--batch-size", "batch.sequences", "examples in a step, all ranks together", "N"),
-    ShortOption("--seed", "train.seed", "seed of order, masks, dropout and initial weights", "N"),
+    ShortOption("--seed", "train.seed", "seed of example order, masks, dropout and initial weights", "N"),
     ShortOption("--max-samples", "train.max_samples", "stop after N examples", "N"),
     ShortOption("--max-time", "train.max_time", "stop after this time, such as 1h30m", "TIME"),
     ShortOption("--budget", "train.budget", "fit the whole schedule into this time, such as 20m", "TIME"),
@@ -106,7 +114,12 @@ TRAINING_OPTIONS = (
     ),
     ShortOption("--isa", "train.isa", "newest CPU instructions: auto, avx2, avx512, amx", "ISA"),
     ShortOption("--activation-checkpointing", "train.activation_checkpointing", "none, selective or full", "KIND"),
-    ShortOption("--deterministic", "train.deterministic", "bitwise equal when killed and resumed", flag="true"),
+    ShortOption(
+        "--deterministic",
+        "train.deterministic",
+        "make a resumed run bitwise equal to an uninterrupted one",
+        flag="true",
+    ),
     ShortOption("--telemetry", "log.telemetry", "sample clocks, power, temperature and energy", flag="true"),
     ShortOption("--quiet", "log.level", "print only warnings and the end", flag="quiet"),
     ShortOption("--verbose", "log.level", "print more about each step", flag="verbose"),
@@ -114,7 +127,7 @@ TRAINING_OPTIONS = (
 SIZED_OPTIONS = tuple(one for one in TRAINING_OPTIONS if one.setting not in ("train.budget", "train.skip_steps"))
 FIXED_SETTINGS = {entry["name"] for entry in describe() if entry["shapes_training"]}
 RESUME_OPTIONS = tuple(option for option in TRAINING_OPTIONS if option.setting not in FIXED_SETTINGS)
-TASK_OPTIONS = (ShortOption("--on-error", "task.on_error", "a damaged row of the data: stop or skip", "ACTION"),)
+TASK_OPTIONS = (ShortOption("--on-error", "task.on_error", "at a damaged row of the data: stop or skip", "ACTION"),)
 
 
 def takes_settings(short_options: Sequence[ShortOption] = ()) -> Callable[[Callable[..., None]], Callable[..., None]]:

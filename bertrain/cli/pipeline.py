@@ -49,27 +49,27 @@ def train(
     out: Annotated[Path, Option("--out", help="the folder to create, or to continue in")],
     overrides: Overrides,
     budget: Annotated[
-        str, Option(help="training time, such as 30m; preparing the text and --task come on top")
+        str, Option(help="training time, such as 30m; preparing the text and --task take extra time")
     ] = "30m",
     eval_share: Annotated[str, Option("--eval", help="share of the documents to hold out, such as 5%")] = "5%",
-    cased: Annotated[bool, Option("--cased", help="keep capitals and accents")] = False,
-    language: Annotated[str, Option(help="for splitting sentences, such as de; auto: guessed")] = "auto",
+    cased: Annotated[bool, Option("--cased", help="keep case and accents")] = False,
+    language: Annotated[str, Option(help="language for splitting sentences, such as de; auto: detected")] = "auto",
     init: InitialWeights = None,
     size: Annotated[str, Option(help=SIZES)] = "auto",
-    task: Annotated[str, Option(help="then fine-tune: classify=FILE, a table with columns text and label")] = "",
+    task: Annotated[str, Option(help="also fine-tune: classify=FILE, a table with the columns text and label")] = "",
     text_column: Annotated[str, Option(help=TEXT_COLUMN)] = "auto",
     encoding: Annotated[str, Option(help=ENCODING)] = "auto",
     document_end: Annotated[DocumentEnd, Option(help="end of a document in plain text")] = "auto",
     on_error: Annotated[
-        OnError, Option(help="at bytes that are not in the encoding, or a damaged record: stop, or skip and count them")
+        OnError, Option(help="at invalid bytes or a damaged record: stop, or skip and count them")
     ] = "stop",
     nproc: Annotated[int, Option(min=0, help="ranks to start; 0: one for each GPU, or one on a CPU")] = 0,
     dry_run: Annotated[bool, Option("--dry-run", help="print what would be chosen, and stop")] = False,
 ) -> None:
     """Train a BERT on your text: one command from files to a model, a report and a Transformers folder.
 
-    Every choice is printed with its reason; any setting can be given as --section.field VALUE. If it is interrupted,
-    the same command continues.
+    Every choice is printed with its reason; any setting can be given as --section.field VALUE. If the
+    command is interrupted, run it again to continue.
 
     Example: bertrain train articles/ --out my-bert --budget 30m
     """
@@ -109,27 +109,29 @@ def parse_share(text: str) -> float:
 @pipeline_app.command("sweep", context_settings=OVERRIDES)
 @takes_settings((*TRAINING_OPTIONS, *TASK_OPTIONS))
 def sweep(
-    what: Annotated[str, Argument(metavar="RECIPE_OR_TASK", help="what `pretrain` or `finetune` takes")],
+    what: Annotated[str, Argument(metavar="RECIPE_OR_TASK", help="a recipe for `pretrain`, or a task for `finetune`")],
     data: Annotated[Path, Option(help="prepared data, or the folder with the task's files")],
-    out: Annotated[Path, Option("--out", help="the folder to create, or to continue in: a run folder for each run")],
+    out: Annotated[
+        Path, Option("--out", help="the folder to create, or to continue in; it gets a folder for each run")
+    ],
     overrides: Overrides,
     grid: Annotated[
         list[str] | None,
-        Option(metavar="SETTING=VALUE,VALUE", help="a setting and its values; of several --grid, all combinations"),
+        Option(metavar="SETTING=VALUE,VALUE", help="a setting and its values; repeatable: all combinations are run"),
     ] = None,
-    seeds: Annotated[str, Option(help="runs of each combination: a number of seeds, such as 3, or seeds 5,6,7")] = "",
-    at_once: Annotated[
-        int, Option(min=0, help="most runs at the same time; 0: as many as there are cores, and as fit into memory")
-    ] = 0,
+    seeds: Annotated[
+        str, Option(help="run each combination with several seeds: their number, such as 3, or a list, such as 5,6,7")
+    ] = "",
+    at_once: Annotated[int, Option(min=0, help="most runs at the same time; 0: as many as cores and memory allow")] = 0,
     init: InitialWeights = None,
     settings_file: SettingsFile = None,
-    dry_run: Annotated[bool, Option("--dry-run", help="check every run, print their names, and stop")] = False,
+    dry_run: Annotated[bool, Option("--dry-run", help="check all runs, print their names, and stop")] = False,
     as_json: AsJson = False,
 ) -> None:
-    """Train with every combination of some settings, and print which is best; several at once where memory allows.
+    """Train with every combination of some settings and rank the results; several runs at once if memory allows.
 
-    Other settings, given as --section.field VALUE, hold for all runs. A run that fails does not stop the others. If it
-    is interrupted, the same command continues.
+    Other settings, given as --section.field VALUE, apply to all runs. A run that fails does not stop the others. If
+    the sweep is interrupted, the same command continues.
 
     Example: bertrain sweep bert-tiny --data data/ --out sweep --grid optimizer.learning_rate=1e-4,2e-4 --seeds 3
     """

@@ -34,26 +34,31 @@ def plan(
         Path | None,
         Option(help="a .csv of lengths (columns length, sequences) instead of --data; mlperf: those of MLPerf's data"),
     ] = None,
-    per_node: Annotated[int, Option(min=1, help="GPUs of one machine")] = 8,
+    per_node: Annotated[int, Option(min=1, help="GPUs per machine")] = 8,
     network: Annotated[
-        str, Option(help="links inside and between machines, such as nvlink+4xib-hdr (adapters in front), or a .toml")
+        str, Option(help="links inside and between machines, such as nvlink+4xib-hdr (4 adapters), or a .toml")
     ] = "nvlink+ib-ndr",
     calibrate: Annotated[
-        Path | None, Option(help="a folder of `bertrain profile` on this GPU: its speed, and how much steps vary")
+        Path | None,
+        Option(help="a folder of `bertrain profile` on this GPU, for its speed and the variation of its steps"),
     ] = None,
     target: Annotated[float, Option(min=0, help="masked-word accuracy to reach, by MLPerf's convergence points")] = 0,
-    jitter: Annotated[float, Option(min=0, max=100, help="variation of the ranks' times, in percent")] = 1,
-    price: Annotated[float, Option(min=0, help="EUR for one GPU for one hour")] = 0,
-    within: Annotated[str, Option(metavar="TIME", help="find the fewest GPUs for this time, such as 10m")] = "",
-    spend: Annotated[float, Option(min=0, help="find the fastest number of GPUs for this many EUR")] = 0,
+    jitter: Annotated[float, Option(min=0, max=100, help="variation of step time between ranks, in percent")] = 1,
+    price: Annotated[float, Option(min=0, help="EUR per GPU and hour")] = 0,
+    within: Annotated[
+        str, Option(metavar="TIME", help="find the fewest GPUs that finish within this time, such as 10m")
+    ] = "",
+    spend: Annotated[
+        float, Option(min=0, help="find the number of GPUs that is fastest for at most this many EUR")
+    ] = 0,
     tune: Annotated[bool, Option("--tune", help="also find the best token budget and policy for each count")] = False,
     plot: Annotated[Path | None, Option(help="draw the plan to this .svg, .png or .pdf")] = None,
     settings_file: options.SettingsFile = None,
     as_json: options.AsJson = False,
 ) -> None:
-    """Predict step time, time to train, GPU-hours and cost on any number of GPUs, without any.
+    """Predict step time, time to train, GPU-hours and cost on GPUs that you need not have.
 
-    Any setting can be given as --section.field VALUE. docs/how-to-plan.md says how right it has been.
+    Any setting can be given as --section.field VALUE. docs/how-to-plan.md shows how accurate it has been.
 
     Example: bertrain plan mlperf-nvidia-1x8x48-packed --gpu h200 --count 8,64 --target 0.72
     """

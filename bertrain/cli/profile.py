@@ -35,15 +35,17 @@ def profile_run(
     recipe: options.RecipeName,
     out: options.NewFolder,
     overrides: options.Overrides,
-    data: Annotated[Path | None, Option(help="data to compute; default: random, of data.max_seq_length tokens")] = None,
+    data: Annotated[
+        Path | None, Option(help="data to train on; default: random examples of data.max_seq_length tokens")
+    ] = None,
     steps: Annotated[int, Option(min=2, help="steps to time")] = 250,
     warm_up_steps: Annotated[int, Option(min=3, help="steps before the timed ones")] = 10,
-    repeat: Annotated[int, Option(min=1, help="number of measurements, each from the beginning")] = 1,
+    repeat: Annotated[int, Option(min=1, help="number of measurements, each from scratch")] = 1,
     each_gpu: Annotated[bool, Option("--each-gpu", help="measure the GPUs of this machine one after another")] = False,
     cool_down: Annotated[float, Option(min=0, help="seconds between two measurements")] = 0,
     bins: Annotated[int, Option(min=0, help="bins (micro-batches) of a rank in a step; 0: the recipe's step")] = 1,
     recorded_steps: Annotated[int, Option(min=1, help="steps after the timed ones whose kernels are recorded")] = 3,
-    telemetry_ms: Annotated[int, Option(min=10, max=60_000, help="milliseconds between two samples")] = 50,
+    telemetry_ms: Annotated[int, Option(min=10, max=60_000, help="milliseconds between two samples of telemetry")] = 50,
     trace: Annotated[bool, Option("--trace", help="keep a trace of the recorded steps, for Perfetto")] = False,
     settings_file: options.SettingsFile = None,
     nproc: options.RankCount = 1,
@@ -94,7 +96,9 @@ def profile_report(
 
 @app.command("roofline")
 def profile_roofline(
-    folder: Annotated[Path, Argument(metavar="DIR", help="a folder of `bertrain profile`; its first set is shown")],
+    folder: Annotated[
+        Path, Argument(metavar="DIR", help="a folder of `bertrain profile`; its first measurement is shown")
+    ],
     as_json: options.AsJson = False,
 ) -> None:
     """Print operations, bytes, lower bound, measured time and share of the bound for each part of the model.

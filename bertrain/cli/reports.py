@@ -21,7 +21,7 @@ def report(
     runs: Annotated[list[Path], Argument(metavar="RUN...", help="run folders; the others are compared with the first")],
     out: Annotated[Path | None, Option(help="the page to write; default: report.html in the first run")] = None,
 ) -> None:
-    """Write one self-contained page about one run, or several side by side.
+    """Write one self-contained HTML page about one run, or about several side by side.
 
     Example: bertrain report runs/tiny runs/other --out compared.html
     """
@@ -33,17 +33,21 @@ def report(
 @app.command("watch")
 def watch(
     run: RunFolder,
-    web: Annotated[bool, Option("--web", help="serve the report instead, of a run or of a folder of runs")] = False,
-    host: Annotated[str | None, Option(help="with --web: address to listen on; default: this machine alone")] = None,
-    port: Annotated[int | None, Option(min=0, max=65535, help="with --web; default: 8001; 0: any")] = None,
+    web: Annotated[
+        bool, Option("--web", help="serve the live report of a run, or of a folder of runs, instead")
+    ] = False,
+    host: Annotated[str | None, Option(help="with --web: address to listen on; default: this machine only")] = None,
+    port: Annotated[
+        int | None, Option(min=0, max=65535, help="with --web: port to listen on; default: 8001; 0: any free one")
+    ] = None,
     once: Annotated[bool, Option("--once", help="print the state once and exit, for scripts")] = False,
     every: Annotated[float, Option(min=0.1, help="seconds between two updates")] = 2.0,
     as_json: AsJson = False,
 ) -> None:
     """Show the progress of a run on the terminal until it ends, from any machine that sees its folder.
 
-    It only reads. It also follows a run that is stopped and resumed. With --json, it prints a line of JSON each time.
-    With --web, it serves the report of a run, or of all runs in a folder, which moves while they train.
+    It only reads the folder. It also follows a run that is stopped and resumed. With --json, it prints a line of JSON
+    per update. With --web, it serves the live report of a run, or of all runs in a folder.
 
     Example: bertrain watch runs/tiny --once
     """
@@ -65,8 +69,8 @@ def watch(
 @app.command("logs")
 def logs(
     run: RunFolder,
-    rank: Annotated[int | None, Option(min=0, help="only this rank; default: all, by time")] = None,
-    since: Annotated[str, Option(metavar="TIME", help="only the last stretch of time, such as 10m")] = "",
+    rank: Annotated[int | None, Option(min=0, help="only this rank; default: all, sorted by time")] = None,
+    since: Annotated[str, Option(metavar="TIME", help="only entries of the last TIME, such as 10m")] = "",
     level: Annotated[Level, Option(help="the lowest level to show")] = "info",
     follow: Annotated[bool, Option("--follow", help="wait for new lines, until Ctrl-C")] = False,
     as_json: AsJson = False,

@@ -11,7 +11,9 @@ from bertrain.cli import options
 
 app = options.new_app()
 
-Host = Annotated[str, Option("--host", help="address to listen on; 0.0.0.0: all, for anybody who reaches this machine")]
+Host = Annotated[
+    str, Option("--host", help="address to listen on; 0.0.0.0: all, open to anybody who can reach this machine")
+]
 
 
 @app.command("serve", context_settings=options.OVERRIDES)
@@ -20,17 +22,17 @@ def serve(
     sources: Annotated[list[Path], Argument(metavar="RUN_OR_WEIGHTS...", help=options.KNOWN_WEIGHTS)],
     overrides: options.Overrides,
     host: Host = "127.0.0.1",
-    port: Annotated[int, Option(min=0, max=65535, help="0: any that is free")] = 8000,
+    port: Annotated[int, Option(min=0, max=65535, help="port to listen on; 0: any free one")] = 8000,
     checkpoint: options.Checkpoint = "newest",
     device: Annotated[options.Device, Option(help="auto: a GPU if there is one")] = "auto",
 ) -> None:
-    """Serve models over HTTP: for each a web page to try it, and the same as a JSON API, described at /docs.
+    """Serve models over HTTP: a web page to try each of them, and a JSON API, described at /docs.
 
-    A pre-trained model fills masks; a fine-tuned one does what its head is for; other encoders compare texts. It
-    listens on this machine alone, without passwords. SIGTERM and Ctrl-C finish the requests in flight.
+    A pre-trained model fills masks, a fine-tuned one does its task, and other encoders compare texts. There is no
+    password; by default only this machine can connect. SIGTERM and Ctrl-C finish the requests in flight first.
 
-    As in `bertrain predict`, --section.field VALUE says what fine-tuned weights do not: --task.name squad/v2.0 if
-    questions may have no answer, --task.text_pair NAME if they read pairs of texts.
+    As in `bertrain predict`, --section.field VALUE adds what fine-tuned weights do not define: --task.name squad/v2.0
+    if questions may have no answer, --task.text_pair NAME if the model reads pairs of texts.
 
     Example: bertrain serve runs/letters runs/tiny --port 8000
     """

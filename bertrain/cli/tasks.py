@@ -24,31 +24,34 @@ def finetune(
     task: Annotated[
         str,
         Argument(
-            metavar="TASK", help="glue/mnli and its like, glue, squad/v1.1 or v2.0, xnli, classify, tag, similarity"
+            metavar="TASK",
+            help="glue/mnli and so on, glue (all), squad/v1.1, squad/v2.0, xnli, classify, tag or similarity",
         ),
     ],
-    data: Annotated[Path, Option(help="the folder with the task's files")],
+    data: Annotated[Path, Option(help="the folder with the task's files, or a table")],
     run: Annotated[Path, Option(*options.RUN_OPTIONS, help="the run folder to create or continue")],
     overrides: options.Overrides,
     init: options.InitialWeights = None,
     do: Annotated[
         Literal["train", "predict"],
         Option(
-            help="train: train and score; predict: then also write predictions for the unlabeled part, or else the "
+            help="train: train and score; predict: also write predictions for the unlabeled data, or else the "
             "held-out part, into RUN/predictions"
         ),
     ] = "train",
-    recipe: Annotated[str, Option(help="a recipe's name, or a .toml file; default: the task's")] = "",
+    recipe: Annotated[str, Option(help="a recipe's name, or a .toml file; default: the recipe of the task")] = "",
     settings_file: options.SettingsFile = None,
-    seeds: Annotated[str, Option(help="several runs, such as 1,2,3, with mean and deviation")] = "",
+    seeds: Annotated[
+        str, Option(help="one run for each of several seeds, such as 1,2,3, with mean and standard deviation")
+    ] = "",
     nproc: options.RankCount = 1,
     restarts: options.Restarts = 0,
     dry_run: Annotated[bool, Option("--dry-run", help="print the resolved run and stop")] = False,
     as_json: options.AsJson = False,
 ) -> None:
-    """Fine-tune weights for a task, and score them; any setting can be given as --section.field VALUE.
+    """Fine-tune weights for a task and score the result; any setting can be given as --section.field VALUE.
 
-    `glue` alone means all GLUE tasks whose folders exist. With --seeds each run has a folder of its own under RUN.
+    `glue` alone means all GLUE tasks whose folders exist. With --seeds, each run has its own folder in RUN.
 
     Example: bertrain finetune glue/sst2 --init weights/ --data glue/ --run runs/sst2
     """
@@ -120,7 +123,9 @@ def parse_seeds(text: str) -> list[int]:
 def predict(
     run: options.RunOrFineTuned,
     overrides: options.Overrides,
-    texts: Annotated[list[str] | None, Argument(metavar="TEXT", help="texts to predict; two for each pair")] = None,
+    texts: Annotated[
+        list[str] | None, Argument(metavar="TEXT", help="texts to predict; for pairs, two texts each")
+    ] = None,
     data: Annotated[Path | None, Option(help="the folder or file with the examples to predict")] = None,
     out: Annotated[Path | None, Option(help="the folder to write the predictions to")] = None,
     checkpoint: options.Checkpoint = "newest",
@@ -128,9 +133,9 @@ def predict(
     batch_size: options.BatchSize = 0,
     as_json: options.AsJson = False,
 ) -> None:
-    """Predict texts with a fine-tuned model; or write its predictions for --data, in its task's official format.
+    """Predict texts with a fine-tuned model, or write predictions for --data in the official format of the task.
 
-    Settings that do not shape the training, and the names of columns, can be given as --section.field VALUE.
+    --section.field VALUE changes the names of columns, and settings that `bertrain settings` marks with *.
 
     Example: bertrain predict runs/letters "Where can I see my invoice?"
     """
@@ -176,22 +181,30 @@ def show_predictions(result: dict[str, Any]) -> None:
 @app.command("embed")
 def embed(
     source: options.AnyWeights,
-    texts: Annotated[Path, Argument(metavar="TEXTS", help=".txt, a text per line; or .csv, .tsv, .jsonl, .parquet")],
+    texts: Annotated[
+        Path, Argument(metavar="TEXTS", help=".txt with one text per line; or .csv, .tsv, .jsonl, .parquet")
+    ],
     out: Annotated[Path, Option(help="the file to write: .parquet (ids and vectors) or .npy (vectors alone)")],
-    column: Annotated[str, Option("--text", metavar="COLUMN", help="of a table: the column of the texts")] = "text",
+    column: Annotated[str, Option("--text", metavar="COLUMN", help="column of the texts in a table")] = "text",
     id_column: Annotated[str, Option("--id", metavar="COLUMN", help="column of ids; default: id, idx or index")] = "",
-    pooling: Annotated[Pooling | None, Option(help="default: as the model says, else mean")] = None,
-    normalize: Annotated[bool | None, Option(help="to length 1; default: as the model says, else yes")] = None,
-    max_length: Annotated[int, Option(min=0, help="tokens of a text; 0: as the model says, else all it reads")] = 0,
+    pooling: Annotated[
+        Pooling | None, Option(help="how to pool tokens; default: the model's own way, else mean")
+    ] = None,
+    normalize: Annotated[
+        bool | None, Option(help="scale vectors to length 1; default: the model's own way, else yes")
+    ] = None,
+    max_length: Annotated[
+        int, Option(min=0, help="most tokens of a text; 0: the model's own limit, else all it can read")
+    ] = 0,
     precision: Annotated[EmbeddingPrecision, Option(help="auto: bf16 where the hardware supports it")] = "auto",
     checkpoint: options.Checkpoint = "newest",
     device: Annotated[options.Device, Option(help="auto: a GPU if there is one")] = "auto",
     nproc: options.RankCount = 1,
     as_json: options.AsJson = False,
 ) -> None:
-    """Write one vector for each text, for search and clustering; a killed command continues when started again.
+    """Write one vector for each text, for search and clustering; if it is interrupted, the same command continues.
 
-    A sentence-transformers folder, and a run of `finetune similarity`, say how they pool and normalize.
+    A sentence-transformers folder and a run of `finetune similarity` define how to pool and normalize.
 
     Example: bertrain embed runs/tiny texts.jsonl --out vectors.parquet
     """
@@ -220,10 +233,12 @@ def score(
     data: Annotated[Path, Option(help="the file of questions and answers, such as dev-v1.1.json")],
     predictions: Annotated[Path, Option(help="the file of predictions: answers by question id, in JSON")],
     null_odds: Annotated[Path | None, Option(help="squad/v2.0: a file of no-answer scores by question id")] = None,
-    null_threshold: Annotated[float, Option(help="--null-odds above it count as no answer; 1 as in SQuAD's")] = 1.0,
+    null_threshold: Annotated[
+        float, Option(help="--null-odds above this count as no answer; 1 as in SQuAD's script")
+    ] = 1.0,
     as_json: options.AsJson = False,
 ) -> None:
-    """Score a file of predictions by the official rules of its task, to the last digit.
+    """Score a file of predictions with exactly the results of the task's official script.
 
     Example: bertrain score squad/v1.1 --data dev-v1.1.json --predictions predictions.json
     """

@@ -18,7 +18,9 @@ from bertrain.config.settings import Settings
 
 app = options.new_app()
 
-DataFolder = Annotated[Path, Option("--data", help="a folder of `bertrain data prepare`, or of HDF5 or TFRecord files")]
+DataFolder = Annotated[
+    Path, Option("--data", help="a folder made by `data prepare`, or a folder of HDF5 or TFRecord files")
+]
 
 
 @app.command("pretrain", context_settings=options.OVERRIDES)
@@ -33,7 +35,7 @@ def pretrain(
     nproc: options.RankCount = 1,
     restarts: options.Restarts = 0,
     dry_run: Annotated[bool, Option("--dry-run", help="print the resolved run and stop")] = False,
-    benchmark: Annotated[bool, Option("--benchmark", help="time some steps, print the metrics, keep nothing")] = False,
+    benchmark: Annotated[bool, Option("--benchmark", help="time some steps, print the metrics, save nothing")] = False,
     benchmark_steps: Annotated[int | None, Option(min=2, help="steps that --benchmark times; default: 100")] = None,
     warm_up_steps: Annotated[int | None, Option(min=0, help="steps before the timed ones; default: 10")] = None,
     as_json: Annotated[bool, Option("--json", help="with --benchmark: print JSON")] = False,
@@ -102,14 +104,14 @@ def resume(
     run: options.RunFolder,
     overrides: options.Overrides,
     from_step: Annotated[
-        int | None, Option(min=0, help="go back to this step's checkpoint, moving later ones aside")
+        int | None, Option(min=0, help="go back to the checkpoint of this step, and move later ones aside")
     ] = None,
     nproc: options.RankCount = 1,
     restarts: options.Restarts = 0,
 ) -> None:
-    """Continue a run from its newest intact checkpoint, on any number of ranks.
+    """Continue a run from its newest valid checkpoint, on any number of ranks.
 
-    Settings that do not shape the training can be changed with --section.field VALUE.
+    --section.field VALUE changes settings that `bertrain settings` marks with *.
 
     Example: bertrain resume runs/tiny
     """
@@ -141,14 +143,14 @@ def anneal(
     steps: Annotated[int, Option(min=1, help="steps of the decay")],
     overrides: options.Overrides,
     checkpoint: options.Checkpoint = "newest",
-    data: Annotated[Path | None, Option(help="other prepared data; default: that of the run")] = None,
+    data: Annotated[Path | None, Option(help="prepared data; default: the data of the run")] = None,
     nproc: options.RankCount = 1,
     restarts: options.Restarts = 0,
 ) -> None:
     """Decay the learning rate of a run from one of its checkpoints to zero, in a new run.
 
     --schedule.decay, --schedule.power and --schedule.floor set the shape of the decay (default: 1-sqrt, to 0), as in
-    `bertrain pretrain`. The first run stays as it is.
+    `bertrain pretrain`. The original run does not change.
 
     Example: bertrain anneal runs/stable --run runs/annealed --steps 1000
     """
@@ -176,10 +178,10 @@ def evaluate(
     overrides: options.Overrides,
     data: Annotated[
         Path | None,
-        Option(help="prepared data; of a fine-tuned run, a folder of its task (default: the one it trained on)"),
+        Option(help="prepared data; for a fine-tuned run, the data of its task (default: what it was trained on)"),
     ] = None,
     checkpoint: options.Checkpoint = "newest",
-    max_examples: Annotated[int, Option(min=0, help="examples to use, evenly strided; 0: all")] = 0,
+    max_examples: Annotated[int, Option(min=0, help="examples to use, evenly spaced; 0: all")] = 0,
     batch_size: options.BatchSize = 0,
     device: Annotated[options.Device, Option(help="auto: a GPU if there is one")] = "auto",
     nproc: options.RankCount = 1,
@@ -187,8 +189,8 @@ def evaluate(
 ) -> None:
     """Print loss and accuracy of a run on held-out data, or the metrics of a fine-tuned run's task.
 
-    Of a fine-tuned run, settings that do not shape the training, and the names of columns, can be given as
-    --section.field VALUE.
+    For a fine-tuned run, --section.field VALUE changes the names of columns, and settings that `bertrain settings`
+    marks with *.
 
     Example: bertrain evaluate runs/tiny --data held-out/
     """
@@ -239,12 +241,12 @@ def evaluate(
 @app.command("fill-mask")
 def fill_mask(
     source: options.AnyWeights,
-    sentences: Annotated[list[str], Argument(metavar="SENTENCE...", help="text with one [MASK] or more")],
+    sentences: Annotated[list[str], Argument(metavar="SENTENCE...", help="text with one or more [MASK]")],
     top: Annotated[int, Option(min=1, help="guesses for each mask")] = 5,
     device: Annotated[options.Device, Option(help="auto: a GPU if there is one")] = "auto",
     as_json: options.AsJson = False,
 ) -> None:
-    """Predict the masked words of a sentence.
+    """Predict the masked words of sentences.
 
     Example: bertrain fill-mask runs/tiny "the capital of france is [MASK] ."
     """

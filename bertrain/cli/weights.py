@@ -12,7 +12,7 @@ from typer import Argument, Option
 
 from bertrain.cli.options import KNOWN_WEIGHTS, AnyWeights, AsJson, Checkpoint, NewFolder, new_app, printed_json
 
-app = new_app("weights", "Weights in and out: Hugging Face, TensorFlow 1, NVIDIA.")
+app = new_app("weights", "Import, export, show and compare weights: Hugging Face, TensorFlow 1, NVIDIA, ONNX.")
 
 
 @app.command("import")
@@ -20,14 +20,16 @@ def weights_import(
     source: AnyWeights,
     out: NewFolder,
     config: Annotated[Path | None, Option(help="the model's bert_config.json; default: beside the weights")] = None,
-    vocab: Annotated[Path | None, Option(help="vocabulary; default: vocab.txt or tokenizer.json beside them")] = None,
+    vocab: Annotated[
+        Path | None, Option(help="vocabulary; default: vocab.txt or tokenizer.json beside the weights")
+    ] = None,
     pad_vocab_to: Annotated[int, Option(help="pad the rows of the word embeddings to a multiple of 1, 8 or 64")] = 1,
     as_json: AsJson = False,
 ) -> None:
-    """Convert weights into a Hugging Face folder, which every verb here and other programs read.
+    """Convert weights into a Hugging Face folder, which all bertrain verbs and many other programs read.
 
-    Tensors are copied bit for bit in fp32, including the heads. Tensors that are missing, unknown, rounded or of an
-    optimizer are listed.
+    Tensors are copied bit for bit in fp32, including the heads. It lists tensors that are missing, unknown, rounded,
+    or part of an optimizer state.
 
     Example: bertrain weights import downloads/model.ckpt-28252 --out weights/mlperf
     """
@@ -65,7 +67,7 @@ def weights_export(
     pad_vocab_to: Annotated[
         int | None, Option(help="pad the vocabulary to a multiple of 1, 8 or 64; default: 8 for nvidia, else 1")
     ] = None,
-    precision: Annotated[str | None, Option(help="of onnx: fp32, fp16 or int8; default: fp32")] = None,
+    precision: Annotated[str | None, Option(help="for onnx: fp32, fp16 or int8; default: fp32")] = None,
     checkpoint: Checkpoint = "newest",
 ) -> None:
     """Write weights in a format that other programs load.
@@ -95,7 +97,7 @@ def weights_export(
 
 @app.command("show")
 def weights_show(source: AnyWeights, as_json: AsJson = False) -> None:
-    """Describe weights: format, config, and tensors with their types, sizes and names here.
+    """Describe weights: format, config, and tensors with their types, sizes and names in bertrain.
 
     Example: bertrain weights show downloads/model.ckpt-28252
     """
@@ -121,8 +123,8 @@ def weights_show(source: AnyWeights, as_json: AsJson = False) -> None:
 @app.command("compare")
 def weights_compare(
     a: Annotated[Path, Argument(metavar="A", help=KNOWN_WEIGHTS)],
-    b: Annotated[Path, Argument(metavar="B", help="the same")],
-    tolerance: Annotated[float, Option(help="largest difference between two values that count as the same")] = 0.0,
+    b: Annotated[Path, Argument(metavar="B", help="other weights, in any of these formats")],
+    tolerance: Annotated[float, Option(help="largest difference at which two values count as the same")] = 0.0,
     as_json: AsJson = False,
 ) -> None:
     """Compare weights tensor by tensor, in any format; exit code 0 if they are the same, 1 if not.

@@ -118,7 +118,7 @@ def override(settings: Settings, overrides: Overrides, *, also: Container[str] =
     for key, text in as_pairs(overrides):
         section, name = _split_key(key)
         if _metadata(section, name)["shapes_training"] and key not in also:
-            raise UserError("fixed-setting", f"{key} shapes the training, so a run cannot change it; start a new run")
+            raise UserError("fixed-setting", f"{key} affects the results, so a run cannot change it; start a new run")
         values[section][name] = _parse_text(text, TYPES[key], key)
     return _with_absolute_paths(from_dict(values))
 

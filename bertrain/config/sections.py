@@ -59,7 +59,7 @@ class ModelSettings:
     family: Family = setting(
         "bert",
         "architecture. bert: Devlin et al., 2018; modern: ModernBERT, with rotary positions, gated layers and local "
-        "attention, trained on masked words alone",
+        "attention, trained on masked words only",
     )
     config: str = setting("", "path of a bert_config.json that describes the model; other model settings override it")
     vocab_size: int = setting(30522, "words in the vocabulary; 0: as many as the data has", min=6, or_zero=True)
@@ -67,18 +67,18 @@ class ModelSettings:
     num_layers: int = setting(12, "encoder layers", min=1)
     num_heads: int = setting(12, "attention heads; must divide hidden_size", min=1)
     intermediate_size: int = setting(3072, "width of the feed-forward layer", min=1)
-    max_positions: int = setting(512, "the longest sequence, in tokens; bert: position embeddings", min=3)
+    max_positions: int = setting(512, "longest sequence in tokens; bert: number of position embeddings", min=3)
     num_segments: int = setting(
         2,
-        "bert: segment (token type) embeddings; 1: RoBERTa, which has no next-sentence prediction",
+        "bert: number of segment (token type) embeddings; 1: RoBERTa, which has no next-sentence prediction",
         min=1,
         family="bert",
     )
     global_every: int = setting(
-        3, "modern: every so many layers, from the first on, attend to all tokens", min=1, family="modern"
+        3, "modern: every Nth layer, starting with the first, attends to all tokens", min=1, family="modern"
     )
     local_window: int = setting(
-        128, "modern: tokens that the other layers attend to, half of them on each side", min=2, family="modern"
+        128, "modern: tokens that the other layers attend to, half on each side", min=2, family="modern"
     )
     global_theta: float = setting(
         160000.0, "modern: base of the rotary angles in layers that attend to all tokens", min=1, family="modern"
@@ -91,29 +91,29 @@ class ModelSettings:
     initializer_range: float = setting(0.02, "standard deviation of the truncated normal for weights", min=0)
     initial_heads: Literal["random", "neighbours"] = setting(
         "random",
-        "initialization of a new model's attention. random: as BERT; neighbours: heads of the first layer start by "
-        "attending to the adjacent words, which saves the first millions of tokens (bert only)",
+        "initialization of a new model's attention. random: as in BERT; neighbours: heads of the first layer start by "
+        "attending to adjacent words, which saves millions of tokens at the start (bert only)",
         family="bert",
     )
     layer_norm_eps: float = setting(1e-12, "epsilon inside LayerNorm", min=0)
-    nsp: bool = setting(True, "train next-sentence prediction besides masked words (bert only)", family="bert")
+    nsp: bool = setting(True, "also train next-sentence prediction, not only masked words (bert only)", family="bert")
     head: Literal["pretrain", "classify", "multilabel", "regress", "span", "tag", "embed"] = setting(
         "pretrain",
         "output layer. pretrain: masked words and next sentence; classify: a class for each text; multilabel: any "
-        "number of labels for each text; regress: a number for each text; span: begin and end of an answer in the "
+        "number of labels for each text; regress: a number for each text; span: start and end of an answer in the "
         "text; tag: a class for each word; embed: a vector for each text. Fine-tuning sets it from the task",
     )
     num_labels: int = setting(2, "classify, multilabel, tag: number of classes", min=2)
     pooling: Pooling = setting(
         "mean",
-        "embed (modern: also classify, multilabel, regress): the vector of a text, pooled from its tokens. mean or max "
-        "of all of them; cls: that of [CLS]",
+        "embed (modern: also classify, multilabel, regress): how the token vectors of a text become one. mean, max: "
+        "over all tokens; cls: the vector of [CLS]",
     )
     head_dropout: float = setting(
         0.1, "classify, multilabel, regress, tag: dropout before the last layer", min=0, max=0.99
     )
     pad_vocab_to: Literal[1, 8, 64] = setting(
-        1, "round the rows of the word embeddings up to a multiple of this (tensor cores want 8 or 64); adds no word"
+        1, "round the rows of the word embeddings up to a multiple of this (8 or 64 suits tensor cores); adds no word"
     )
 
     @property
@@ -184,15 +184,15 @@ class DataSettings:
         128, "longest example in tokens, [CLS] and [SEP] included; 0: as the data was prepared", min=5, or_zero=True
     )
     max_predictions: int = setting(
-        20, "most masked words in one example; 0: those of masked data, else mask_probability of max_seq_length", min=0
+        20, "most masked words in one example; 0: as in masked data, else mask_probability of max_seq_length", min=0
     )
     mask_probability: float = setting(
-        MASK_PROBABILITY, "share of tokens that are predicted; 0.3 for model.family modern", min=0.001, max=0.5
+        MASK_PROBABILITY, "share of tokens to predict; default for model.family modern: 0.3", min=0.001, max=0.5
     )
     whole_word: bool = setting(False, "mask whole words instead of single word pieces")
     slice: str = setting("", "part of the rows to train on, in file order, such as 0:0.9; empty: all")
     vocab: str = changeable(
-        "", "vocabulary file of HDF5 or TFRecord data; empty: vocab.txt beside it, or BERT's uncased"
+        "", "vocabulary file of HDF5 or TFRecord data; empty: vocab.txt beside it, or BERT's uncased vocabulary"
     )
     verify: Literal["hash", "size"] = changeable(
         "hash", "check of each data file at the start. hash: its SHA-256; size: only its size (faster on terabytes)"
@@ -212,27 +212,29 @@ class TaskSettings:
         "", "the task, such as glue/mnli, squad/v2.0, xnli, classify, tag or similarity; empty: pre-training"
     )
     on_error: Literal["stop", "skip"] = setting(
-        "stop", "a damaged row of the data. stop: refuse the file, naming the line; skip: omit and count it"
+        "stop",
+        "what to do with a damaged row. stop: refuse the file and name the line; skip: leave out and count the row",
     )
     text: str = setting(
         "text",
-        "classify, tag: column of the text (tag: or of its words); similarity: of the first text, if not anchor or "
-        "sentence1",
+        "classify, tag: column of the text (tag: or of its words); similarity: of the first text, unless it is named "
+        "anchor or sentence1",
     )
     text_pair: str = setting("", "classify: column of a second text; empty: none")
     label: str = setting(
         "label",
-        "classify, tag: column of the label (tag: of the tags or spans); for several labels also 0/1 columns, such as "
-        "a,b,c",
+        "classify, tag: column of the label (tag: of the tags or spans); for several labels per text, also several 0/1 "
+        "columns, such as a,b,c",
         is_list=True,
     )
     target: Literal["class", "classes", "number"] = setting(
-        "class", "classify: each text has one label (class), any number of labels (classes) or a number (regression)"
+        "class",
+        "classify: what each text has. class: one label; classes: any number of labels; number: a number (regression)",
     )
     class_weights: str = setting(
         "",
-        "classify: factors of the loss. balanced: rare labels count more, in inverse proportion to their rows; or by "
-        "label, such as spam=2,other=0.5; empty: all 1",
+        "classify: weights of the labels in the loss. balanced: in inverse proportion to their rows, so that rare "
+        "labels count more; or a weight by label, such as spam=2,other=0.5; empty: all 1",
         is_list=True,
     )
     loss: Literal["auto", "cosine", "ranking"] = setting(
@@ -242,23 +244,26 @@ class TaskSettings:
     )
     temperature: float = setting(
         0.05,
-        "similarity, ranking: cosines are divided by it before the softmax over the step's texts",
+        "similarity with task.loss ranking: divides the cosines before the softmax over the texts of a step",
         min=0.001,
         max=100,
     )
-    max_score: float = setting(1.0, "similarity: the score of equal texts; scores from 0 to it become 0 to 1", min=1e-6)
+    max_score: float = setting(1.0, "similarity: the score of equal texts; scores are divided by it", min=1e-6)
     hold_out: float = changeable(
-        0.0, "classify, tag, similarity: share of rows to evaluate on if there is no dev part", min=0, max=0.9
+        0.0,
+        "classify, tag, similarity: share of rows to hold out for evaluation if there is no dev file",
+        min=0,
+        max=0.9,
     )
     languages: str = changeable(
         "all", "xnli: languages to score, such as de,fr; all: every language of the file", is_list=True
     )
-    doc_stride: int = setting(128, "squad, tag: tokens from the start of one window of a long text to the next", min=1)
+    doc_stride: int = setting(128, "squad, tag: tokens between the starts of two windows of a long text", min=1)
     max_query_length: int = setting(64, "squad: longest question in tokens; the rest is cut off", min=1)
     max_answer_length: int = changeable(30, "squad: longest answer to predict, in tokens", min=1)
     n_best: int = changeable(20, "squad: candidate answers to keep for each question", min=1)
     null_threshold: float = changeable(
-        0.0, "squad/v2.0: predict no answer where its score exceeds the best answer's by more than this"
+        0.0, "squad/v2.0: predict no answer if its score exceeds that of the best answer by more than this"
     )
 
 
@@ -273,37 +278,40 @@ class BatchSettings:
     tokens: int = setting(0, "most real tokens in a step; 0: batch.sequences sets the size of a step", min=0)
     ramp_tokens: int = setting(
         0,
-        "tokens over which steps grow, linearly, from batch.ramp_from to their full size; 0: all have the full size",
+        "tokens over which steps grow linearly from batch.ramp_from to full size; 0: all steps have full size",
         min=0,
     )
     ramp_from: int = setting(
-        0, "with batch.ramp_tokens: size of the first step, in sequences or tokens as the full size is", min=0
+        0, "with batch.ramp_tokens: size of the first step, in the unit of the full size (sequences or tokens)", min=0
     )
     token_budget: int = setting(
         4096,
-        "tokens in a bin (the micro-batch of a device): more need more memory and run faster. Another value changes "
-        "only the dropout masks. 0: in fine-tuning, enough for most steps of the data",
+        "tokens in a bin (the micro-batch of a device). A larger value needs more memory and runs faster; results "
+        "differ only by their dropout masks. 0: in fine-tuning, enough for most steps of the data",
         min=0,
     )
     policy: PolicyName = setting(
         "budget",
-        "how the examples of a step are dealt into bins. budget: equal tokens and attention; for comparison, padded: "
+        "how the examples of a step are divided into bins. budget: equal tokens and attention; for comparison, padded: "
         "each example padded to max_seq_length; bins: a fixed mix of lengths in each bin; exchange: sorted by length, "
         "dealt in snake order; packed: rows of max_seq_length",
         experimental=True,
     )
     group_size: int = setting(
-        0, "policy exchange: ranks that share examples, a divisor of all; 0: all", min=0, experimental=True
+        0,
+        "policy exchange: ranks in a group that shares examples; divides all ranks; 0: one group",
+        min=0,
+        experimental=True,
     )
     packing: StepPacking = setting(PACKING, "policy packed: longest or shortest pack first", experimental=True)
     shares: str = setting(
         "",
-        "examples of each quarter of the lengths, such as 6 3 2 5: so many of them in every 16 examples of a step, "
-        "each quarter in an order of its own; empty: lengths as they come",
+        "how many examples come from each quarter of the lengths, such as 6 3 2 5 in every 16 examples of a step; each "
+        "quarter has its own order; empty: lengths as they come",
         experimental=True,
     )
     auto: bool = changeable(
-        False, "set token_budget to the largest that fits into memory, at most a rank's share of a step"
+        False, "set token_budget to the largest value that fits into memory, at most a rank's share of a step"
     )
     bin_sequences: int = setting(
         0, "most examples in a bin; 0: 1.5 times what fits on average", min=0, experimental=True
@@ -320,13 +328,15 @@ class OptimizerSettings:
 
     name: Literal["lamb", "adamw", "stableadamw", "muon", "madgrad", "acclip"] = setting(
         "lamb",
-        "the optimizer. stableadamw: adamw, with shorter steps for a tensor whose gradients suddenly grow; muon: for "
-        "the matrices of the encoder's layers, and adamw for the rest",
+        "the optimizer. stableadamw: adamw with smaller steps for tensors whose gradients suddenly grow; muon: muon "
+        "for the matrices of the encoder layers, adamw for the rest",
     )
-    learning_rate: float = setting(4e-4, "base learning rate; -1: in fine-tuning, by the width of the weights", min=-1)
+    learning_rate: float = setting(
+        4e-4, "base learning rate; -1: in fine-tuning, chosen by the width of the model", min=-1
+    )
     beta1: float = setting(
         0.9,
-        "decay of the first moment; madgrad: momentum; muon: of its adamw part, while the momentum of its matrices is "
+        "decay of the first moment; madgrad: momentum; muon: of its adamw part; the momentum of its matrices is "
         "(1 + beta1) / 2, by default 0.95",
         min=0,
         max=0.999999,
@@ -342,14 +352,14 @@ class OptimizerSettings:
     clip_norm: float = setting(1.0, "clip gradients to this norm; 0: no clipping", min=0)
     clipping: Literal["global", "local", "bucket"] = setting(
         "global",
-        "gradient that is clipped. global: the sum over all ranks; local: each rank's gradient before the sum; bucket: "
-        "each bucket of a rank's gradient, to clip_norm / sqrt(buckets). With local and bucket the result depends on "
-        "the number of ranks",
+        "which gradient is clipped. global: the sum over all ranks; local: each rank's gradient before the sum; "
+        "bucket: each bucket of a rank's gradient, to clip_norm / sqrt(buckets). With local and bucket the result "
+        "depends on the number of ranks",
     )
     layer_decay: float = setting(
-        1.0, "learning rate of a layer as a multiple of the one above it, from the heads down", min=0.01, max=1
+        1.0, "learning rate of a layer as a multiple of that of the layer above, from the heads down", min=0.01, max=1
     )
-    frozen_layers: int = setting(0, "freeze the embeddings and the first so many layers; 0: train everything", min=0)
+    frozen_layers: int = setting(0, "freeze the embeddings and the first N layers; 0: train everything", min=0)
     sharded: bool = changeable(False, "shard the optimizer state over the ranks (as ZeRO stage 1)")
 
 
@@ -362,7 +372,7 @@ class ScheduleSettings:
         0.0, "warm-up as a share of train.max_steps, then the decay; 0: use warmup_steps", min=0, max=0.99
     )
     start_warmup_step: int = setting(
-        0, "step at which the line of the warm-up is 0; negative: training starts part of the way up", max=0
+        0, "step at which the warm-up line is 0; negative: training starts part of the way up", max=0
     )
     decay: Literal["polynomial", "linear", "square-root", "1-sqrt", "cosine", "constant"] = setting(
         "polynomial",
@@ -371,8 +381,8 @@ class ScheduleSettings:
     )
     decay_start: int = setting(
         0,
-        "step from which the decay counts; the base rate holds until then. 0: as MLPerf's reference, where the rate "
-        "drops onto the decay curve when the warm-up ends; the last step of the warm-up: no drop",
+        "step from which the decay counts; the base rate holds until then. 0: as in MLPerf's reference, where the rate "
+        "drops onto the decay curve when the warm-up ends. To avoid the drop, set the last step of the warm-up",
         min=0,
     )
     decay_share: float = setting(
@@ -384,7 +394,7 @@ class ScheduleSettings:
     )
     decay_steps: int = setting(0, "step at which the decay ends; 0: train.max_steps", min=0)
     power: float = setting(1.0, "exponent of the polynomial decay", min=0)
-    floor: float = setting(0.0, "share of the base rate at which the decay ends", min=0, max=1)
+    floor: float = setting(0.0, "learning rate at the end of the decay, as a share of the base rate", min=0, max=1)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -392,20 +402,20 @@ class TrainSettings:
     """Length, precision and hardware of the run."""
 
     max_steps: int = setting(1000, "optimizer steps", min=1)
-    epochs: float = setting(0.0, "passes over the data, which set max_steps; 0: use max_steps", min=0)
+    epochs: float = setting(0.0, "passes over the data; sets max_steps; 0: use max_steps", min=0)
     max_samples: int = changeable(0, "stop after this many examples, unless max_steps comes first; 0: no limit", min=0)
     max_time: str = changeable(
         "", "stop after this training time, such as 1h30m, unless max_steps comes first; empty: no limit"
     )
     budget: str = setting(
         "",
-        "time, such as 20m, for the whole schedule: the speed sets the last step, again and again; evaluations take at "
-        "most 5 % of it; with epochs, whichever ends first; empty: use max_steps",
+        "time for the whole schedule, such as 20m. The last step is fitted to the measured speed, repeatedly; "
+        "evaluations take at most 5 % of the time. With epochs, whichever ends first; empty: use max_steps",
     )
     fits: str = setting(
         "",
-        "the last step as it was fitted to the budget, such as 4:1530,25:1490: after step 25 it is 1490. A run with a "
-        "budget adds to it; without one it replaces max_steps, and repeats the run with these lengths",
+        "the last step as fitted to the budget, such as 4:1530,25:1490: after step 25 it is 1490. A run with a budget "
+        "adds to this list. Without a budget, the list replaces max_steps, to repeat such a run",
     )
     skip_steps: str = changeable("", "steps to skip with their examples, such as 1200-1210,1300; the first step is 1")
     seed: int = setting(
@@ -419,7 +429,7 @@ class TrainSettings:
         "dynamic loss scaling (GPUs, CPUs with instructions for it); fp8: Hopper GPUs and newer",
     )
     isa: Literal["auto", "avx2", "avx512", "amx"] = changeable(
-        "auto", "newest instruction set for matrix products on a CPU; auto: the newest it has"
+        "auto", "newest instruction set for matrix products on a CPU; auto: the newest that it has"
     )
     activation_checkpointing: Literal["none", "selective", "full"] = changeable(
         "none",
@@ -429,15 +439,17 @@ class TrainSettings:
     kernels: Literal["auto", EngineName] = changeable(
         "auto",
         "the engine that computes a step. fused: bertrain's kernels (Triton on a GPU, AMX on a CPU); compiled: "
-        "torch.compile with PyTorch's attention, on any CUDA GPU; plain: PyTorch alone; auto: the first that runs",
+        "torch.compile with PyTorch's attention, on any CUDA GPU; plain: PyTorch alone; auto: the first of these that "
+        "works",
     )
     deterministic: bool = setting(
-        False, "a run that is killed and resumed is bitwise equal to an uninterrupted one; slower"
+        False, "make a run that is killed and resumed bitwise equal to an uninterrupted one; slower"
     )
     threads: int = changeable(0, "CPU threads per rank; 0: the cores divided by the ranks of this machine", min=0)
     binding: Literal["none", "auto"] = changeable(
         "auto",
-        "pin each rank to cores. auto: those closest to its GPU, or an equal share, of one NUMA node if possible; none",
+        "pin each rank to cores. auto: those closest to its GPU, or an equal share, of one NUMA node if possible; "
+        "none: not pinned",
     )
     backend: Literal["auto", "gloo", "nccl", "mpi", "ccl"] = changeable(
         "auto",
@@ -453,12 +465,12 @@ class TrainSettings:
     )
     exchange_precision: Literal["fp32", "bf16", "fp16"] = setting(
         "fp32",
-        "format in which gradients travel between ranks. bf16: half the bytes; fp16: the same, more exactly, with "
-        "precision fp16; sums are made in fp32 and rounded once",
+        "format in which ranks send gradients. bf16: half the bytes; fp16: the same, but more exact, with precision "
+        "fp16; sums are computed in fp32 and rounded once",
         experimental=True,
     )
     bucket_mb: int = setting(
-        25, "MB (in fp32) of a bucket in which gradients are summed over ranks", min=1, experimental=True
+        25, "size of a bucket of gradients that is all-reduced at once, in MB of fp32", min=1, experimental=True
     )
     hang_timeout: str = changeable(
         "10m",
@@ -466,18 +478,19 @@ class TrainSettings:
         "starting and saving; empty: wait forever",
     )
     init_optimizer: Literal["reset", "keep"] = setting(
-        "reset", "with --init RUN: optimizer state. reset: zero moments; keep: those of that run"
+        "reset", "with --init RUN: optimizer state. reset: zero moments; keep: the moments of that run"
     )
     init_progress: Literal["reset", "keep"] = setting(
         "reset",
-        "with --init RUN: step and place in the data. reset: the first; keep: those of that run, as `bertrain anneal` "
-        "does",
+        "with --init RUN: step and position in the data. reset: start at the first; keep: continue from that run, as "
+        "`bertrain anneal` does",
     )
     init_positions: Literal["same", "extend"] = setting(
-        "same", "with --init: position embeddings. same: equally many; extend: initialize the missing ones"
+        "same",
+        "with --init: number of position embeddings. same: as in the weights; extend: initialize the missing ones",
     )
     max_skipped_steps: int = changeable(
-        10, "stop after this many steps in a row without a finite loss and gradient; none is applied", min=1
+        10, "stop after this many steps in a row without a finite loss and gradient; such steps are not applied", min=1
     )
 
     def last_step(self) -> int | None:
@@ -496,16 +509,19 @@ class EvaluateSettings:
         "interval between evaluations. every: every_samples; mlperf: 0.05 (230.23 B + 3,000,000) examples, rounded "
         "down to a multiple of 25,000, where B is mlperf.global_batch_size or else batch.sequences",
     )
-    every_samples: int = changeable(0, "evaluate after each so many training examples; 0: only at the end", min=0)
-    every_epochs: float = changeable(0.0, "fine-tuning: evaluate every so many epochs; 0: use every_samples", min=0)
+    every_samples: int = changeable(0, "evaluate every N training examples; 0: only at the end", min=0)
+    every_epochs: float = changeable(0.0, "fine-tuning: evaluate every N epochs; 0: use every_samples", min=0)
     batch_size: int = changeable(
         0, "fine-tuning: evaluation batch size; latency is reported per batch; 0: a large one", min=0
     )
     target_accuracy: float = changeable(
-        0.0, "stop once the masked-word accuracy (0 to 1) or the task's main metric reaches it; 0: no", min=0, max=100
+        0.0,
+        "stop once the masked-word accuracy (0 to 1) or the task's main metric reaches this; 0: never",
+        min=0,
+        max=100,
     )
     max_examples: int = changeable(
-        2000, "pre-training: examples to evaluate on, evenly strided; 0: all, as a task always does", min=0
+        2000, "pre-training: examples to evaluate on, evenly spaced; 0: all. Tasks always use all", min=0
     )
 
 
@@ -514,9 +530,9 @@ class CheckpointSettings:
     """When to save, and which checkpoints to keep."""
 
     enabled: bool = changeable(True, "save checkpoints; false: none, not even at the end")
-    every_steps: int = changeable(500, "save every so many steps, and always at the end; 0: not by steps", min=0)
-    every_samples: int = changeable(0, "save after each so many training examples; 0: not by examples", min=0)
-    every_minutes: float = changeable(0.0, "save every so many minutes; 0: not by time", min=0)
+    every_steps: int = changeable(500, "save every N steps, and always at the end; 0: not by steps", min=0)
+    every_samples: int = changeable(0, "save every N training examples; 0: not by examples", min=0)
+    every_minutes: float = changeable(0.0, "save every N minutes; 0: not by time", min=0)
     first_after_samples: int = changeable(
         0, "save nothing before this many training examples, except at the end; 0: from the start", min=0
     )
@@ -525,7 +541,7 @@ class CheckpointSettings:
         "also save and keep the checkpoint with the best masked-word accuracy or main metric of the task; a fine-tuned "
         "run then reports the metrics of that checkpoint",
     )
-    keep: int = changeable(3, "checkpoints to keep; at least 2, since the newest may be damaged", min=2)
+    keep: int = changeable(3, "number of checkpoints to keep; at least 2, since the newest may be damaged", min=2)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -536,12 +552,12 @@ class LogSettings:
     level: Literal["quiet", "normal", "verbose"] = changeable("normal", "how much the console shows")
     style: Literal["auto", "bar", "lines"] = changeable("auto", "progress bar or lines; auto: a bar on a terminal")
     straggler_factor: float = changeable(
-        1.3, "warn of a rank whose time per token is this many times the median of all ranks; 0: never", min=0
+        1.3, "warn about a rank whose time per token is this many times the median of all ranks; 0: never", min=0
     )
     trackers: str = changeable(
         "auto",
-        "copies of settings and metrics, such as tensorboard,mlflow,wandb; auto: TensorBoard events in the run folder, "
-        "if TensorBoard is installed; none: no copy",
+        "programs that also get settings and metrics, such as tensorboard,mlflow,wandb; auto: TensorBoard events in "
+        "the run folder, if TensorBoard is installed; none: no program",
         is_list=True,
     )
     telemetry: bool = changeable(False, "sample clocks, power, temperature, memory and energy into telemetry.csv")
