@@ -426,7 +426,7 @@ class TrainSettings:
         "fp32",
         "precision of matrix products; weights and sums stay fp32. auto: bf16 where the hardware supports it (GPUs, "
         "CPUs with AMX), else fp32; tf32: GPUs; bf32: fp32 tensors multiplied in bf16 (CPUs with AMX); fp16: with "
-        "dynamic loss scaling (GPUs, CPUs with instructions for it); fp8: Hopper GPUs and newer",
+        "dynamic loss scaling (GPUs, CPUs with instructions for it); fp8: NVIDIA GPUs from Ada on",
     )
     isa: Literal["auto", "avx2", "avx512", "amx"] = changeable(
         "auto", "newest instruction set for matrix products on a CPU; auto: the newest that it has"
