@@ -223,11 +223,11 @@ def _embed_file(encoder: Encoder, file: TextFile, survey: Survey, vectors: Vecto
         if ranks.is_first and len(missing) < vectors.num_shards:
             remark(f"continuing: {vectors.num_shards - len(missing)} of {vectors.num_shards} parts are done")
         own = {number for number in missing if number % ranks.world == ranks.rank}
-        predict = reporting(predict, min(len(own) * SHARD_ROWS, survey.num_texts))
         began, num_texts, num_truncated = perf_counter(), 0, 0
-        for number, ids, (block, truncated) in in_background(_parts(encoder, file, own), 2):
-            vectors.write_shard(number, ids, encoder.vectors(block, predict, ranks))
-            num_texts, num_truncated = num_texts + len(ids), num_truncated + truncated
+        with reporting(predict, min(len(own) * SHARD_ROWS, survey.num_texts)) as reported:
+            for number, ids, (block, truncated) in in_background(_parts(encoder, file, own), 2):
+                vectors.write_shard(number, ids, encoder.vectors(block, reported, ranks))
+                num_texts, num_truncated = num_texts + len(ids), num_truncated + truncated
         ranks.broadcast_int(0)
         if ranks.is_first:
             vectors.join()

@@ -59,12 +59,17 @@ def evaluate(
     with load_predictor(weights, settings) as (predict, ranks):
         loader = Loader(held_out, settings, rank=ranks.rank, world=ranks.world)
         evaluator = HeldOutEvaluator(loader, max_examples, settings.model)
-        result = evaluator.evaluate(reporting(predict, evaluator.num_examples // ranks.world), ranks)
+        with reporting(predict, evaluator.num_examples // ranks.world) as reported:
+            result = evaluator.evaluate(reported, ranks)
     return {"step": float(weights.global_step or 0)} | result
 
 
-def reporting(predict: Predictor, total: int) -> Predictor:
-    """`predict` that reports how many of `total` examples are done: in place on a terminal, else a line every 10 s."""
+@contextmanager
+def reporting(predict: Predictor, total: int) -> Iterator[Predictor]:
+    """`predict` that reports how many of `total` examples are done: a bar on a terminal, else a line every 10 s.
+
+    The bar is erased at the end, so that the result does not continue its line.
+    """
     began = last = time.monotonic()
     done, on_terminal = 0, sys.stderr.isatty()
 
@@ -79,7 +84,11 @@ def reporting(predict: Predictor, total: int) -> Predictor:
             print(f"\r{bar:░<30}  {text}  " if on_terminal else text, end="" if on_terminal else "\n", file=sys.stderr)
         return outputs
 
-    return predict_and_report
+    try:
+        yield predict_and_report
+    finally:
+        if on_terminal and last != began:
+            print("\r\x1b[K", end="", file=sys.stderr, flush=True)
 
 
 @contextmanager

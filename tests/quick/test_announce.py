@@ -67,10 +67,27 @@ def test_progress_of_an_evaluation(monkeypatch: pytest.MonkeyPatch, capsys: pyte
 
     times = iter([0.0, 4.0, 11.0, 12.0, 22.0])
     monkeypatch.setattr("time.monotonic", lambda: next(times))
-    predict = reporting(lambda batch: batch, 100)  # type: ignore[arg-type, return-value]
     batches = [Batch() for _ in range(4)]
-    assert [predict(batch) for batch in batches] == batches  # type: ignore[arg-type]
+    with reporting(lambda batch: batch, 100) as predict:  # type: ignore[arg-type, return-value]
+        assert [predict(batch) for batch in batches] == batches  # type: ignore[arg-type]
     assert capsys.readouterr().err.splitlines() == [
         "50 of 100 examples  11 s left",
         "100 of 100 examples  0 s left",
     ]
+
+
+@pytest.mark.parametrize("seconds", [0.1, 1.0])
+def test_the_bar_of_an_evaluation_is_erased_before_the_result(
+    seconds: float, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    class Batch:
+        num_sequences = 50
+
+    times = iter([0.0, seconds])
+    monkeypatch.setattr("time.monotonic", lambda: next(times))
+    monkeypatch.setattr("sys.stderr.isatty", lambda: True)
+    with reporting(lambda batch: batch, 100) as predict:  # type: ignore[arg-type, return-value]
+        predict(Batch())  # type: ignore[arg-type]
+    written = capsys.readouterr().err
+    assert ("50 of 100 examples" in written) == (seconds > 0.5)
+    assert written.endswith("\r\x1b[K") if seconds > 0.5 else not written
