@@ -6,6 +6,7 @@ train_step    forward and backward over a rank's bins, all-reduce, clip, update
 
 from __future__ import annotations
 
+import signal
 import threading
 from contextlib import ExitStack
 from dataclasses import astuple, dataclass, replace
@@ -84,6 +85,8 @@ def train(
             session = _build(resolved, ranks, stack, from_step, events or Events())
             reason, agreed = _loop(session)
             _finish(session, reason, agreed)
+        if session.stop_signal.received == signal.SIGINT:
+            _raise_stopped(session, STOP)  # the run is complete, but what called it must not go on
     except KeyboardInterrupt:
         if resolved.folder is None or not Run.exists(resolved.folder):
             raise
@@ -189,7 +192,9 @@ def _loop(session: Session) -> tuple[str, int]:
     if reason and session.evaluator is not None:
         newest = last_record(session.run.folder / "metrics.jsonl", EvaluationRecord)
         if not ranks.broadcast_int(newest is not None and newest.step == first.step):
-            _evaluate(session, session.evaluator)  # a signal ended the last one
+            # A signal ended the last one.
+            if not _evaluate(session, session.evaluator):
+                return "", ranks.all_max(session.stop_signal.request)
     heartbeat.enter("data", first.step + 1)
     # A budget moves the last step, which then ends the loop below.
     known = None if session.run.settings.train.budget else session.run.settings.train.last_step()

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import json
+import os
+import signal
 from dataclasses import replace
 from itertools import islice
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -15,6 +18,7 @@ from bertrain.data.text.extract import estimate, extract
 from bertrain.pipeline import train as pipeline
 from bertrain.pipeline.train import Trained, summary, train
 from bertrain.run.folder import Run
+from bertrain.training import loop
 from bertrain.training.start import pretrain
 from bertrain.weights.source import open_source
 from bertrain.weights.tensors import load_tensors
@@ -101,6 +105,25 @@ def test_after_an_interruption_it_continues(tmp_path: Path, monkeypatch: pytest.
     plan = (tmp_path / "out" / "plan.json").read_text()
     assert train(articles, tmp_path / "out", **WISHES).metrics["examples"] > 0
     assert (tmp_path / "out" / "plan.json").read_text() == plan, "what was chosen stays"
+
+
+def test_ctrl_c_after_the_last_step_keeps_the_next_stage_from_starting(
+    made: Trained, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    finish = loop._finish
+
+    def press_and_finish(*given: Any) -> None:
+        os.kill(os.getpid(), signal.SIGINT)
+        finish(*given)
+
+    articles, later = made.folder.parent / "articles", []
+    with monkeypatch.context() as patch:
+        patch.setattr(loop, "_finish", press_and_finish)
+        patch.setattr(pipeline, "_hand_over", lambda *given: later.append(given))
+        with helpers.refused("stopped-by-signal", "SIGINT", "the same command continues"):
+            train(articles, made.folder, **WISHES)
+    assert not later
+    assert train(articles, made.folder, **WISHES).metrics == made.metrics
 
 
 def test_it_fine_tunes_and_begins_with_weights(made: Trained, tmp_path: Path) -> None:
