@@ -290,6 +290,8 @@ def test_files_of_the_wrong_kind_are_named(whole: dict[str, bytes], tmp_path: Pa
     refuse("not-prepared", folder, folder)
     (folder / "part_00001").write_bytes(b"")
     refuse("unknown-layout", folder, folder / "part_00001")
+    (folder / "part_00001").write_text("text,label\nnot prepared,yes\n")
+    refuse("not-prepared", folder, folder / "part_00001", "bertrain data prepare")
     (folder / "part_00001").write_bytes(gzip.compress(whole["tfrecord"]))
     refuse("compressed-data", folder, folder / "part_00001", "gunzip")
     (folder / "part_00000").write_bytes(whole["hdf5-fixed"])

@@ -13,6 +13,7 @@ file, as the manifest of a prepared folder does.
 
 from __future__ import annotations
 
+import codecs
 import fcntl
 import hashlib
 import json
@@ -45,6 +46,7 @@ ARRAYS: dict[str, npt.DTypeLike] = {
     "places": np.int64,
     "parts": np.int32,
 }
+MAKE_DATA = "`bertrain data prepare` makes data of text, `bertrain train` does all steps"
 BESIDE_DATA = {".lst", ".json", ".txt", ".md5", ".chk", ".md"}  # other files in data folders
 NAMES = {("hdf5", decoder): f"hdf5-{decoder}" for decoder in hdf5.FIELDS}
 NAMES |= {("tfrecord", "fixed"): "tfrecord", ("tfrecord", "graphcore"): "tfrecord-packed"}
@@ -230,10 +232,17 @@ def find_files(folder: Path) -> list[tuple[Path, str]]:
         paths = sorted(path for path in folder.rglob("*") if path.is_file() and path.suffix not in BESIDE_DATA)
         paths = [path for path in paths if not any(part.startswith(".") for part in path.relative_to(folder).parts)]
     if not paths:
-        raise UserError(
-            "not-prepared", f"{folder} is not a data folder: it has no manifest.json, HDF5 or TFRecord file"
-        )
+        what = f"{folder} is not a data folder: it has no manifest.json, HDF5 or TFRecord file"
+        raise UserError("not-prepared", f"{what}; {MAKE_DATA}")
     return [(path, _kind_of(path)) for path in paths]
+
+
+def _is_text(beginning: bytes) -> bool:
+    try:
+        text, _ = codecs.utf_8_decode(beginning, "strict", False)  # a character may be cut off at the end
+    except UnicodeDecodeError:
+        return False
+    return bool(text) and "".join(text.split()).isprintable()
 
 
 def _kind_of(path: Path) -> str:
@@ -247,6 +256,8 @@ def _kind_of(path: Path) -> str:
         raise UserError(
             "compressed-data", f"{path} is compressed with gzip; unpack it: gunzip {shlex.quote(str(path))}"
         )
+    if _is_text(first_bytes):
+        raise UserError("not-prepared", f"{path} is text, which is not prepared yet; {MAKE_DATA}")
     raise UserError("unknown-layout", f"{path} is neither an HDF5 nor a TFRecord file; repair or remove it")
 
 
