@@ -178,7 +178,7 @@ def evaluate(
     overrides: options.Overrides,
     data: Annotated[
         Path | None,
-        Option(help="prepared data; for a fine-tuned run, the data of its task (default: what it was trained on)"),
+        Option(help="prepared data; for a fine-tuned run, the data of its task (default: the run's held-out data)"),
     ] = None,
     checkpoint: options.Checkpoint = "newest",
     max_examples: Annotated[int, Option(min=0, help="examples to use, evenly spaced; 0: all")] = 0,
@@ -215,8 +215,6 @@ def evaluate(
     else:
         from bertrain.training.evaluate import evaluate as evaluate_run
 
-        if data is None:
-            raise UserError("missing-option", "--data is missing; give the prepared folder to evaluate on")
         task_options = [*(["--batch-size"] if batch_size else []), *(f"--{key}" for key, _ in overrides)]
         if task_options:
             raise UserError(

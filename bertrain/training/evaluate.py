@@ -12,6 +12,8 @@ from typing import Literal
 
 import torch
 
+from bertrain.base.console import remark
+from bertrain.base.errors import UserError
 from bertrain.base.formatting import duration
 from bertrain.base.machine import is_first_rank
 from bertrain.config.settings import ModelSettings, Settings
@@ -35,7 +37,7 @@ KEPT_BYTES = 1 << 30  # of a rank's held-out batches on its device; if they are 
 
 def evaluate(
     run: str | Path,
-    data: str | Path,
+    data: str | Path | None = None,
     *,
     which: str = "newest",
     max_examples: int = 0,
@@ -43,7 +45,7 @@ def evaluate(
 ) -> dict[str, float]:
     """Loss and accuracy of a run on a prepared folder, or of a fine-tuned one on its task; and the checkpoint's step.
 
-    `which` is the `newest` whole checkpoint, the `best` one, or the number of a step.
+    Without `data`, a run is evaluated on the held-out data of its training. `which` is the `newest` whole checkpoint, the `best` one, or the number of a step.
 
     Example: bertrain.evaluate("runs/tiny", "data")["mlm_accuracy"]
     """
@@ -53,6 +55,12 @@ def evaluate(
 
         return evaluate_task(run, data, which=which, device=device)
     settings = replace(opened.settings, train=replace(opened.settings.train, device=device))
+    if data is None:
+        data = settings.evaluate.data
+        if not data:
+            raise UserError("missing-option", "--data is missing; give the prepared folder to evaluate on")
+        if is_first_rank():
+            remark(f"evaluating on {data}, the run's evaluate.data; --data names another folder")
     held_out = open_data(data, vocab=opened.vocabulary(), verify=settings.data.verify, quiet=not is_first_rank())
     refuse_other_vocabulary(held_out, opened.vocabulary_hash)
     weights = read_weights(run, which)

@@ -38,6 +38,7 @@ def test_evaluates_every_so_many_samples_and_at_the_end(tmp_path: Path) -> None:
     assert [record["step"] for record in evaluations] == sorted({*crossed, 20})
     assert all(record["samples"] == 24 * record["step"] for record in evaluations)
     assert evaluations[-1]["mlm_loss"] == evaluate(run, data, max_examples=30)["mlm_loss"]
+    assert evaluate(run, max_examples=30) == evaluate(run, data, max_examples=30)
 
 
 def test_evaluation_leaves_the_training_alone(tmp_path: Path) -> None:
