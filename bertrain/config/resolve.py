@@ -239,7 +239,8 @@ def find_settings(query: str) -> list[dict[str, Any]]:
 
     found = sorted((entry for entry in describe() if rank(entry) < 3), key=rank)
     if not found:
-        suggestion = _suggest(query) or nearest(query, list(SECTIONS))
+        in_names = sorted({*SECTIONS, *(word for name in TYPES for word in re.split(r"[._]", name))})
+        suggestion = (_suggest(query) if query in SYNONYMS else nearest(query, in_names)) or _suggest(query)
         raise UserError("unknown-setting", f"no setting matches {query!r}{suggestion}")
     return found
 

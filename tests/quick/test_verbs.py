@@ -160,6 +160,8 @@ def test_settings_are_found_by_words() -> None:
     assert "train.precision" in found("loss scaling"), "by its help"
     with helpers.refused("unknown-setting", "optimiser", "optimizer"):
         find_settings("optimiser")
+    with helpers.refused("unknown-setting", "'learning'"):
+        find_settings("lerning")
     assert found("wandb")[0] == "log.trackers"
 
 
