@@ -60,7 +60,8 @@ def settings(
     for entry in shown:
         marks = f"{'' if entry['shapes_training'] else ' *'}{' (experimental)' if entry['experimental'] else ''}"
         print(wrap(f"--{entry['name']} ({entry['default']!r}){marks}\n    {entry['help']}"))
-    print("\n* a resumed run may change it")
+    if not all(entry["shapes_training"] for entry in shown):
+        print("\n* a resumed run may change it")
     if len(shown) < len(described):
         print(f"{len(described) - len(shown)} more settings are experimental: --all")
 
