@@ -171,7 +171,7 @@ class Metrics:
             for tracker in self._trackers:
                 tracker.is_complete = True
             self._write(EndRecord(step, samples, reason, seconds, **parts, **energy))
-            self._console.say(f"the end, after step {step} ({samples} samples): {reason}{energy_text(energy)}")
+            self._console.say(f"the end, after step {step:,} ({samples:,} samples): {reason}{energy_text(energy)}")
 
     def close(self) -> None:
         """Close the file, whose failures have been recorded already, and the trackers."""

@@ -58,7 +58,9 @@ class Survey:
     def sentences(self) -> list[str]:
         forms = ", ".join({"text": "plain text"}.get(form, form) for form in self.forms if form)
         forms += " (files that are not text are left out)" if forms and "" in self.forms else ""
-        facts = [f"{counted(self.files, 'file')}, {amount(self.bytes, 'B')}: {forms}", LANGUAGES.get(self.language, "")]
+        forms = forms or ("not text" if self.forms else "")
+        files = f"{counted(self.files, 'file')}, {amount(self.bytes, 'B')}"
+        facts = [f"{files}: {forms}" if forms else files, LANGUAGES.get(self.language, "")]
         if set(self.text_columns) - {"text"}:
             facts.append(f"the text is in {', '.join(map(repr, self.text_columns))} (--text-column)")
         if "text" not in self.forms:
