@@ -9,6 +9,7 @@ from __future__ import annotations
 import ctypes
 import os
 import re
+import signal
 import sys
 from contextlib import suppress
 from pathlib import Path
@@ -92,6 +93,8 @@ def start_again(device: str, allocator: Allocator, openmp: OpenMP) -> None:
         sys.stdout.flush()
         sys.stderr.flush()
         variables = {**os.environ, **environment, STARTED_AGAIN: "1"}
+        # Ctrl-C waits until the new process can handle it (__main__.py): a starting Python prints a traceback.
+        signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
         os.execve(sys.executable, [sys.executable, *sys.orig_argv[1:]], variables)
     if "malloc" not in os.environ.get("LD_PRELOAD", ""):
         keep_memory()

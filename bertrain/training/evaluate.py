@@ -45,7 +45,8 @@ def evaluate(
 ) -> dict[str, float]:
     """Loss and accuracy of a run on a prepared folder, or of a fine-tuned one on its task; and the checkpoint's step.
 
-    Without `data`, a run is evaluated on the held-out data of its training. `which` is the `newest` whole checkpoint, the `best` one, or the number of a step.
+    Without `data`, a run is evaluated on the held-out data of its training. `which` is the `newest` whole checkpoint,
+    the `best` one, or the number of a step.
 
     Example: bertrain.evaluate("runs/tiny", "data")["mlm_accuracy"]
     """

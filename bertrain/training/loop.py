@@ -191,10 +191,9 @@ def _loop(session: Session) -> tuple[str, int]:
     stopwatch.start()  # the first step has not waited for data while all was warmed up
     if reason and session.evaluator is not None:
         newest = last_record(session.run.folder / "metrics.jsonl", EvaluationRecord)
-        if not ranks.broadcast_int(newest is not None and newest.step == first.step):
-            # A signal ended the last one.
-            if not _evaluate(session, session.evaluator):
-                return "", ranks.all_max(session.stop_signal.request)
+        is_evaluated = ranks.broadcast_int(newest is not None and newest.step == first.step)
+        if not is_evaluated and not _evaluate(session, session.evaluator):  # a signal ended the last one, and this one
+            return "", ranks.all_max(session.stop_signal.request)
     heartbeat.enter("data", first.step + 1)
     # A budget moves the last step, which then ends the loop below.
     known = None if session.run.settings.train.budget else session.run.settings.train.last_step()

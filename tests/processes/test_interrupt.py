@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import subprocess
 from pathlib import Path
 
 import pytest
@@ -54,6 +55,18 @@ def test_an_interrupt_that_an_import_swallowed_still_stops_the_run(tmp_path: Pat
     assert "Traceback" not in launched.err
     assert not helpers.losses(run)
     assert helpers.bertrain("resume", run).returncode == 0
+
+
+def test_an_interrupt_during_a_restart_with_other_libraries_waits_for_its_handler(tmp_path: Path) -> None:
+    def press() -> None:
+        signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+        os.kill(os.getpid(), signal.SIGINT)
+
+    ended = subprocess.run(
+        helpers.command("recipes"), preexec_fn=press, capture_output=True, text=True, env=helpers.environment()
+    )
+    assert (ended.returncode, ended.stdout) == (130, "")
+    assert ended.stderr == "bertrain: interrupted; nothing was written\n"
 
 
 @pytest.mark.parametrize("last_step", [2, 4])
