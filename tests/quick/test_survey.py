@@ -259,6 +259,20 @@ def test_no_letter_is_dropped_in_silence(
         extract([tmp_path / "cut.txt"], tmp_path / "cut", document_end=document_end)
 
 
+def test_an_encoding_is_that_of_the_files_that_are_not_utf8(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "in").mkdir()
+    for name, encoding in (("a", "utf-8"), ("b", "cp1250"), ("c", "ascii")):
+        text = "Příliš žluťoučký kůň." if encoding != "ascii" else "Plain."
+        (tmp_path / "in" / f"{name}.txt").write_bytes(text.encode(encoding))
+    made = extract([tmp_path / "in"], tmp_path / "out", encoding="cp1250")
+    assert text_of(tmp_path / "out").count("Příliš žluťoučký kůň.") == 2
+    assert made["guessed_encoding"] == [str(tmp_path / "in" / "a.txt")]
+    (said,) = [line for line in capsys.readouterr().err.splitlines() if "--encoding" in line]
+    assert said.startswith("1 file in UTF-8")
+    extract([tmp_path / "in" / "a.txt"], tmp_path / "again", encoding="UTF8")
+    assert "--encoding" not in capsys.readouterr().err
+
+
 def test_prepare_and_vocab_read_utf8_only(tmp_path: Path) -> None:
     path = tmp_path / "a.txt"
     path.write_bytes(("bato kese\nlivi\n\n" * 30 + "mögo\n\n").encode("latin-1"))

@@ -111,7 +111,7 @@ def extract(
             "files": _name_parts(folder),
         }
         (folder / EXTRACT_DESCRIPTION).write_text(json.dumps(description, indent=1) + "\n")
-    if sentence := _describe_guessed(guessed):
+    if sentence := _describe_guessed(guessed, encoding):
         remark(sentence)
     if tally.lost_bytes:
         lines = counted(tally.counts["lines_not_utf8"], "line")
@@ -153,14 +153,16 @@ def estimate(
             break
     tally.refuse_no_document()
     times = max(1.0, source.survey.bytes / max(1, num_bytes))
-    said = [*source.sentences, *([_describe_guessed(guessed)] if guessed else [])]
+    said = [*source.sentences, *([_describe_guessed(guessed, encoding)] if guessed else [])]
     return said, {name: round(times * count) for name, count in tally.counts.items()}
 
 
-def _describe_guessed(names: list[str]) -> str:
-    """Says which files were not in UTF-8, and how they were read; empty if there are none."""
+def _describe_guessed(names: list[str], encoding: str) -> str:
+    """Says which files were in another encoding than expected, and how they were read; empty if there are none."""
     if not names:
         return ""
+    if encoding != "auto":
+        return f"{counted(len(names), 'file')} in UTF-8, read as such, not as --encoding {encoding}: {few(names)}"
     return f"{counted(len(names), 'file')} not in UTF-8, read as Windows-1252 (--encoding auto): {few(names)}"
 
 

@@ -24,7 +24,7 @@ from typing import Any, Literal, NamedTuple
 from bertrain.base.errors import UserError
 from bertrain.base.formatting import counted
 from bertrain.config.choices import DocumentEnd, Form
-from bertrain.data.text.streams import DAMAGE, GUESSED, Stream, open_streams, recode
+from bertrain.data.text.streams import DAMAGE, Stream, is_guess, open_streams, recode
 from bertrain.data.text.wikipedia import Wiki
 
 LARGEST_RECORD = 64 << 20
@@ -86,7 +86,7 @@ def read_records(
     try:
         for packed in open_streams(path, report):
             stream = recode(packed, reading.encoding)
-            if reading.encoding == "auto" and stream.encoding == GUESSED:
+            if is_guess(stream, reading.encoding):
                 guessed.append(stream.name)
             place = f"the beginning of {stream.name}"
             for record in read_stream(stream, reading, skip_binary=skip_binary or stream.name != str(path)):

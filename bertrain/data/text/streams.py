@@ -49,9 +49,14 @@ def open_streams(path: Path, report: Callable[[int], None]) -> Iterator[Stream]:
 
 
 def recode(stream: Stream, encoding: str) -> Stream:
-    """The stream in UTF-8; "auto" is what `guess_encoding` says. Bytes that cannot be decoded become 0xff."""
+    """The stream in UTF-8. Bytes that cannot be decoded become 0xff.
+
+    "auto" is what `guess_encoding` says. Other encodings are those of files that are not UTF-8, as folders mix them.
+    """
     if encoding == "auto":
         encoding = guess_encoding(stream.bytes.peek(BUFFER))
+    elif _has_utf8_letters(stream.bytes.peek(BUFFER)):
+        encoding = "utf-8"
     if codecs.lookup(encoding).name == "utf-8":
         return stream  # whoever reads it checks it
     decoder, rest = codecs.getincrementaldecoder(encoding)(_INVALID), b""
@@ -95,6 +100,22 @@ def guess_encoding(beginning: bytes) -> str:
     reads_well = num_sensible >= 0.9 * len(foreign) and num_utf8 <= 0.05 * len(foreign)
     reads_well &= len(foreign) < 0.2 * len(text)
     return GUESSED if reads_well and guess_language([text]) in WESTERN else "utf-8"
+
+
+def is_guess(recoded: Stream, encoding: str) -> bool:
+    """Whether `recode` read a stream otherwise than as UTF-8 or as the given `encoding`."""
+    if encoding == "auto":
+        return recoded.encoding == GUESSED
+    return recoded.encoding == "utf-8" and codecs.lookup(encoding).name != "utf-8"
+
+
+def _has_utf8_letters(beginning: bytes) -> bool:
+    """Whether a text has letters beyond ASCII, and all are UTF-8; in other encodings hardly any text passes."""
+    try:
+        text, _ = codecs.utf_8_decode(beginning, "strict", False)  # a character may be cut off at the end
+    except UnicodeDecodeError:
+        return False
+    return not text.isascii()
 
 
 _NOT_ASCII = re.compile(r"[^\x00-\x7f]")
