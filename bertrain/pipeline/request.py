@@ -46,6 +46,10 @@ class Request:
         """The user's settings of the task, or all others."""
         return {key: value for key, value in self.overrides if key.startswith("task.") == of_task}
 
+    def without_logging(self) -> Request:
+        """The request without settings of what is printed and logged, which a repeated command may change."""
+        return replace(self, overrides=tuple(pair for pair in self.overrides if not pair[0].startswith("log.")))
+
     def describe(self, field: str) -> str:
         """One wish as it was typed, with or without its option."""
         value = getattr(self, field)

@@ -151,13 +151,19 @@ def _kept_plan(request: Request, out: Path) -> Plan | None:
         begun = check_value(asdict(request) | kept["request"], Request)
     except JsonError as error:
         raise UserError("damaged-file", f"{path} is damaged ({error}); choose another --out") from None
-    if begun != request:
-        name = next(name for name in asdict(request) if getattr(begun, name) != getattr(request, name))
+    lasting, wanted = begun.without_logging(), request.without_logging()
+    if lasting != wanted:
+        name = next(name for name in asdict(request) if getattr(lasting, name) != getattr(wanted, name))
         cure = f"use the same, or choose another --out; --init {quote(str(out / 'run'))} starts from its weights"
         was = f"{out} was started with {begun.describe(name)}, not with {request.describe(name)}"
         raise UserError("other-request", f"{was}; {cure}")
     plan: Plan | None = kept["plan"]
-    return plan
+    if plan is None:
+        return None
+    before = dict(begun.overrides)
+    overrides = {key: value for key, value in plan.overrides.items() if key not in before or not key.startswith("log.")}
+    overrides |= {key: value for key, value in request.overrides if key.startswith("log.")}
+    return replace(plan, overrides=overrides)
 
 
 def _write_plan(request: Request, plan: Plan | None, out: Path) -> None:

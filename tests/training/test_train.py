@@ -89,6 +89,16 @@ def test_the_same_command_changes_nothing_and_another_is_refused(made: Trained) 
     assert before == {path: path.stat().st_mtime_ns for path in made.folder.rglob("*.safetensors")}
     with helpers.refused("other-request", made.folder, "budget"):
         train(articles, made.folder, **WISHES | {"budget": "5s"})
+    with helpers.refused("other-request", "train.seed"):
+        train(articles, made.folder, **WISHES | {"overrides": (*SMALL, ("train.seed", "7"))})
+
+
+def test_the_same_command_may_be_quieter(made: Trained, capsys: pytest.CaptureFixture[str]) -> None:
+    wishes = WISHES | {"overrides": (*SMALL, ("log.level", "quiet"))}
+    assert train(made.folder.parent / "articles", made.folder, **wishes).metrics == made.metrics
+    assert "the end, after step" not in capsys.readouterr().out
+    assert train(made.folder.parent / "articles", made.folder, **WISHES).metrics == made.metrics
+    assert "the end, after step" in capsys.readouterr().out
 
 
 def test_after_an_interruption_it_continues(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
