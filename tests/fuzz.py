@@ -274,6 +274,8 @@ def readers() -> list[Reader]:
           for verb, read in {"watch": _watch, "report": _report}.items()
           for name in ("config.json", "environment.json", "metrics.jsonl", "telemetry.csv", "telemetry.json",
                        "logs/rank-0.jsonl")),
+        Reader("profile: metrics.jsonl", "run/metrics.jsonl",
+               lambda at: profile_report([at / "run"], out=at / "page.html"), _whole_run),
         Reader("metrics at a resume", "run/metrics.jsonl", lambda at: drop_after(at / "run" / "metrics.jsonl", 5, 3),
                _whole_run),
         *(Reader(f"resume: {name}", f"run/{name}", _resume, _whole_run)
