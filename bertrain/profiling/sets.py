@@ -14,7 +14,7 @@ import numpy.typing as npt
 
 from bertrain.base.console import PHASES
 from bertrain.base.errors import UserError
-from bertrain.base.schema import Count, parse_json
+from bertrain.base.schema import Count, Finite, parse_json
 from bertrain.run.folder import Run
 from bertrain.run.stream import MetricsTable, read_metrics
 from bertrain.run.telemetry_reader import notes_of, read_numbers
@@ -92,6 +92,8 @@ FACTS = {
     "ranks_on_machine?": Count,
     "repeat": Count,
     "missing": dict[str, str],
+    "ceilings?": {"operations_per_s": Finite, "bytes_per_s": Finite, "product": str},
+    "settings?": {},
 }
 """The schema of device.json, as far as it is used here."""
 
