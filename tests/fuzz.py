@@ -38,6 +38,7 @@ from bertrain.data.text.extract import estimate
 from bertrain.data.text.vocabulary import Vocabulary
 from bertrain.launch.job import JobSpec, Task, make_job, place, read_hostfile, read_job, write_job
 from bertrain.launch.scripts import job_script
+from bertrain.launch.submit import job_status
 from bertrain.mlperf.show import show_logs
 from bertrain.profiling.profile_report import profile_report
 from bertrain.reports import history
@@ -274,6 +275,8 @@ def readers() -> list[Reader]:
           for verb, read in {"watch": _watch, "report": _report}.items()
           for name in ("config.json", "environment.json", "metrics.jsonl", "telemetry.csv", "telemetry.json",
                        "logs/rank-0.jsonl")),
+        Reader("profile: metrics.jsonl", "run/metrics.jsonl",
+               lambda at: profile_report([at / "run"], out=at / "page.html"), _whole_run),
         Reader("metrics at a resume", "run/metrics.jsonl", lambda at: drop_after(at / "run" / "metrics.jsonl", 5, 3),
                _whole_run),
         *(Reader(f"resume: {name}", f"run/{name}", _resume, _whole_run)
@@ -288,7 +291,7 @@ def readers() -> list[Reader]:
         Reader("packed TFRecord", f"data/{graphcore.name}", _read_data, _indexed(graphcore)),
         *(Reader(layout, "data/one.hdf5", _read_data, _hdf5(layout))
           for layout in ("hdf5-fixed", "hdf5-varlength")),
-        Reader("job.json", "job/job.json", lambda at: job_script(read_job(at / "job")), _job),
+        Reader("job.json", "job/job.json", lambda at: (job_script(read_job(at / "job")), job_status(at / "job")), _job),
         Reader("hostfile", "hosts", lambda at: read_hostfile(at / "hosts", 4, 0),
                _write("hosts", "node1 slots=8\nnode2\n# words\n")),
         Reader("recipe", "my.toml", lambda at: resolve(str(at / "my.toml"), {}), _write("my.toml", recipe)),

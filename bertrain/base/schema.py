@@ -1,9 +1,10 @@
 """Reads JSON that bertrain wrote and checks it against a schema: every damage is one exception, `JsonError`.
 
 A schema is a type (int, float, str, bool, Path, Any, `X | None`, Literal, list[X], tuple[X, ...], dict[str, X]),
-`Count`, a dataclass or NamedTuple, of which an object is made, a dict of schemas by key, where `"key?"` may be missing,
-or a list of the schema of its items. Unknown keys are ignored, and fields with a default may be missing: older and
-newer files can be read. A float that is null or not finite is NaN: a number that is not finite is written as null.
+`Count`, `Finite`, `Name`, a dataclass or NamedTuple, of which an object is made, a dict of schemas by key, where
+`"key?"` may be missing, or a list of the schema of its items. Unknown keys are ignored, and fields with a default may
+be missing: older and newer files can be read. A float that is null or not finite is NaN: a number that is not finite
+is written as null. A path can be opened, or is missing: the system refuses longer ones in other ways.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import math
+import os
 from functools import cache
 from pathlib import Path
 from types import UnionType
@@ -18,7 +20,12 @@ from typing import Annotated, Any, Literal, NoReturn, TypeGuard, Union, get_args
 
 MAX_DEPTH, MAX_DIGITS = 50, 300  # the digits that a float can hold
 INT64 = range(-(2**63), 2**63)
+MAX_COUNT = 2**53  # larger ones are not exact as floats
+MAX_NUMBER = 1e37  # the sum of a few stays finite in single precision
+MAX_NAME, MAX_PATH = 255, 4000  # bytes; Linux takes a path of 4095, and files in it have names
 Count = Annotated[int, "at least 0"]
+Finite = Annotated[float, "not null"]
+Name = Annotated[str, "of a file in the folder"]
 
 
 class JsonError(ValueError):
@@ -56,22 +63,34 @@ def _refuse_depth(content: Any, depth: int = 0) -> None:
 
 
 def is_number(value: object) -> TypeGuard[float]:
-    """Whether it is a finite number that fits in 64 bits: `math.isfinite` fails on larger integers."""
-    return (type(value) is int and value in INT64) or (type(value) is float and math.isfinite(value))
+    """Whether it is a finite number whose sums are finite too, and an integer fits in 64 bits."""
+    return (type(value) is int and value in INT64) or (type(value) is float and abs(value) <= MAX_NUMBER)
+
+
+def _is_path(text: str) -> bool:
+    try:
+        path = os.fsencode(text)
+    except UnicodeEncodeError:
+        return False
+    return b"\0" not in path and len(path) <= MAX_PATH and max(map(len, path.split(b"/"))) <= MAX_NAME
 
 
 def check_value(value: Any, schema: Any, where: str = "") -> Any:
     """A parsed value as its schema says; raises JsonError."""
     if schema is Any:
         return value
-    if schema is Path:
-        return Path(_expect(value, str, where))
+    if schema is Path or schema is Name:
+        if not _is_path(_expect(value, str, where)) or (schema is Name and ("/" in value or value in ("", ".", ".."))):
+            _refuse(value, where, "a path" if schema is Path else "the name of a file")
+        return Path(value) if schema is Path else value
+    if schema is Finite:
+        return float(value) if is_number(value) else _refuse(value, where, "a number")
     if schema is float:
         if value is not None and type(value) is not float and not is_number(value):
             _refuse(value, where, "a number")
         return float(value) if is_number(value) else math.nan
     if schema is int or schema is Count:
-        is_int = type(value) is int and value in INT64 and (schema is int or value >= 0)
+        is_int = type(value) is int and (value in INT64 if schema is int else 0 <= value <= MAX_COUNT)
         return value if is_int else _refuse(value, where, "a whole number" if schema is int else "a count")
     if isinstance(schema, dict):
         return _expect(value, dict, where) | _check_keys(value, schema, where)

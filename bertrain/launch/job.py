@@ -237,7 +237,7 @@ def refuse_quotation_marks(option: str, value: str) -> None:
 
 def parse_time(text: str, option: str) -> int:
     """Seconds of a time such as 1h30m, or 01:30:00 as schedulers write it."""
-    if found := re.fullmatch(r"(?:(\d+)-)?(\d+):(\d\d):(\d\d)", text, re.ASCII):
+    if found := re.fullmatch(r"(?:(\d{1,15})-)?(\d{1,15}):(\d\d):(\d\d)", text, re.ASCII):
         days, hours, minutes, seconds = (int(part or 0) for part in found.groups())
         return ((days * 24 + hours) * 60 + minutes) * 60 + seconds
     return int(parse_duration(text, option))
@@ -252,7 +252,7 @@ def count_hosts(nodelist: str) -> int:
         hosts = 1
         for ranges in re.findall(r"\[([^\]]*)\]", name):
             ends = (part.split("-") for part in ranges.split(","))
-            if not re.fullmatch(r"\d+(-\d+)?(,\d+(-\d+)?)*", ranges, re.ASCII):
+            if not re.fullmatch(r"\d{1,15}(-\d{1,15})?(,\d{1,15}(-\d{1,15})?)*", ranges, re.ASCII):
                 raise UserError("invalid-value", f"--nodelist has {name!r}, not hosts such as gpu[1-4,7]")
             hosts *= sum(int(end[-1]) - int(end[0]) + 1 for end in ends)
         count += hosts
@@ -431,7 +431,7 @@ def read_job(folder: str | Path) -> Job:
         content = load_json(path, {"schema_version": int})
         if content["schema_version"] != SCHEMA_VERSION:
             raise UserError("other-version", f"another version of bertrain wrote {path}; launch the job again")
-        check_value(content, {"code": {"version": str, "commit": str, "files": str}})
+        check_value(content, {"code": {"version": str, "commit": str, "files": str}, "tasks": [{"folder?": Path}]})
         job: Job = check_value(content | {"folder": str(folder)}, Job)
         return job
     except (OSError, JsonError) as error:

@@ -72,7 +72,7 @@ def _outputs(job: Job) -> list[Path]:
 
 
 def _lines(path: Path) -> list[str]:
-    return path.read_text().splitlines() if path.is_file() else []
+    return path.read_text(errors="replace").splitlines() if path.is_file() else []
 
 
 def job_status(folder: str | Path) -> dict[str, Any]:
@@ -135,7 +135,7 @@ def _process(job: Job) -> tuple[str, int] | None:
     """The host and process number of the script's last start."""
     for output in reversed(_outputs(job)):
         for line in reversed(_lines(output / EVENTS)):
-            if found := re.search(r" started on (\S+) as process (\d+)", line):
+            if found := re.search(r" started on (\S+) as process (\d{1,15})", line):
                 return found[1], int(found[2])
     return None
 

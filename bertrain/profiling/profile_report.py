@@ -17,6 +17,7 @@ from markupsafe import Markup
 from bertrain.base.errors import UserError
 from bertrain.base.extras import import_extra
 from bertrain.base.formatting import compact, counted
+from bertrain.base.schema import Finite, check_value
 from bertrain.profiling.roofline import Row
 from bertrain.profiling.sets import ProfileSet, find_sets
 from bertrain.profiling.variability import DeviceSummary, SetSummary, Variability, box_of, compare
@@ -95,10 +96,10 @@ def _read_rows(path: Path, columns: Sequence[str]) -> list[list[Any]]:
         raise UserError("damaged-file", f"{path} is damaged; profile again, or remove the file") from None
 
 
-def _value(column: str, cell: str) -> str | float | None:
+def _value(column: str, cell: str) -> Any:
     if column == "share_of_floor" and not cell:
         return None
-    return cell if column in ("name", "part", "bound_by") else float(cell)
+    return cell if column in ("name", "part", "bound_by") else check_value(float(cell), Finite)
 
 
 # --- the page -----------------------------------------------------------------------------------------

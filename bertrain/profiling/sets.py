@@ -14,7 +14,7 @@ import numpy.typing as npt
 
 from bertrain.base.console import PHASES
 from bertrain.base.errors import UserError
-from bertrain.base.schema import Count, parse_json
+from bertrain.base.schema import Count, Finite, parse_json
 from bertrain.run.folder import Run
 from bertrain.run.stream import MetricsTable, read_metrics
 from bertrain.run.telemetry_reader import notes_of, read_numbers
@@ -92,6 +92,8 @@ FACTS = {
     "ranks_on_machine?": Count,
     "repeat": Count,
     "missing": dict[str, str],
+    "ceilings?": {"operations_per_s": Finite, "bytes_per_s": Finite, "product": str},
+    "settings?": {},
 }
 """The schema of device.json, as far as it is used here."""
 
@@ -141,14 +143,15 @@ def _energy_tokens(columns: dict[str, Floats], facts: dict[str, Any]) -> float:
 def read_run(folder: Path) -> ProfileSet:
     """Read the steps of a run as a set of its first rank's device."""
     table = read_metrics(_existing(folder / "metrics.jsonl"))
-    ended = table.columns.get("ended", np.array([]))
-    computed = np.isfinite(ended) & (table.columns.get("skipped", np.zeros(len(ended))) != 1)
+    ended = table.column("ended")
+    computed = np.isfinite(ended) & (table.column("skipped") != 1)
     if not computed.any():
         raise UserError(
             "no-timed-steps", f"the run {folder} has no timed step in metrics.jsonl yet; wait for its first steps"
         )
-    phases = [table.columns[f"seconds.{phase}"][computed].astype(np.float64) for phase in PHASES]
-    seconds, tokens = np.sum(phases, axis=0), table.columns["tokens"][computed].astype(np.float64)
+    numbers = [f"seconds.{phase}" for phase in PHASES] + ["tokens"]  # a damaged file may lack some
+    *phases, tokens = (np.nan_to_num(table.column(name)[computed].astype(np.float64)) for name in numbers)
+    seconds = np.sum(phases, axis=0)
     notes = notes_of(folder)
     device = notes.get("device", {})
     return ProfileSet(

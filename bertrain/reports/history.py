@@ -11,6 +11,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import cached_property
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -61,7 +62,7 @@ class History:
 
     @property
     def num_steps(self) -> int:
-        return len(self.table.columns["step"])
+        return self.table.num_steps
 
     @property
     def evaluations(self) -> list[EvaluationRecord]:
@@ -77,9 +78,7 @@ class History:
         return [name for name in dict.fromkeys([*self.table.columns, *evaluated]) if is_metric(name)]
 
     def column(self, name: str) -> Floats:
-        """One number of every step; NaN where it is not finite or absent."""
-        found = self.table.columns.get(name)
-        return found if found is not None else np.full(self.num_steps, np.nan)
+        return self.table.column(name)
 
     def phase(self, phase: str) -> Floats:
         return np.nan_to_num(self.column(f"seconds.{phase}"))
@@ -96,7 +95,7 @@ def read(folder: Path, name: str) -> History:
     """Read a run folder. Raises UserError if it holds no run, or a run without steps."""
     run = Run.open(folder)
     table = read_metrics(folder / "metrics.jsonl")
-    if not len(table.columns.get("step", ())):
+    if not table.num_steps:
         raise UserError("no-metrics", f"the run {folder} has no metrics yet; report on it after its first steps")
     telemetry = read_telemetry(folder)
     starts = read_starts(folder / ENVIRONMENT, {"ranks?": Count, "predicted_step_ms?": float | None})
@@ -179,7 +178,7 @@ def _missing(
     world = max((int(start.get("ranks", 1)) for start in starts), default=1)
     if not ranks:
         yield "there are no logs, so warnings are unknown"
-    elif absent := [str(rank) for rank in range(world) if rank not in ranks]:
+    elif absent := list(islice((str(rank) for rank in range(world) if rank not in ranks), 9)):  # of any number
         yield f"there is no log of rank {few(absent, 8)}"
 
 

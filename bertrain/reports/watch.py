@@ -237,7 +237,7 @@ def step_text(seen: dict[str, Any], bar_width: int = BAR_WIDTH) -> str:
         return f"{step:,} of ?, until the time of some steps is known"
     bar = "█" * round(bar_width * min(1.0, step / total))
     is_running = step and seen["state"] in ("running", "silent")
-    left = f", {duration(seen['seconds_left'])} left" if is_running else ""
+    left = f", {duration(seen['seconds_left'])} left" if is_running and seen["seconds_left"] is not None else ""
     return f"{bar:░<{bar_width}}  {step:,} of {total:,}, {step / total:.1%}{left}".strip()
 
 

@@ -40,7 +40,7 @@ ENDING_S = 20
 
 CONTENT = {
     "settings": dict[str, Any],
-    "data": {"folder": str, "fingerprint": str, "vocabulary": str, "lower_case": bool},
+    "data": {"folder": Path, "fingerprint": str, "vocabulary": str, "lower_case": bool},
     "init": {"source": str, "fingerprint": str},
     "evaluation?": dict[str, int],
     "task?": dict[str, Any],
@@ -101,7 +101,7 @@ class Run:
             return Run(
                 folder=folder,
                 settings=_with_fit(from_dict(content["settings"]), content.get("measured", {})),
-                data=Path(data["folder"]),
+                data=data["folder"],
                 data_fingerprint=data["fingerprint"],
                 vocabulary_hash=data["vocabulary"],
                 lower_case=data["lower_case"],

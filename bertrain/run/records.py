@@ -17,7 +17,7 @@ from typing import Any, ClassVar, TypeVar
 
 from bertrain.base.files import read_tail, replacing
 from bertrain.base.formatting import THRESHOLD, is_speed
-from bertrain.base.schema import Count, JsonError, check_value, parse_json
+from bertrain.base.schema import Count, Finite, JsonError, check_value, parse_json
 
 NAN = math.nan
 OWN_PHASES = ("data", "forward_backward")  # of a rank, before it waits for the others
@@ -66,7 +66,7 @@ class StepRecord:
     """real tokens per second"""
     sequences_per_s: float | None = None
     """sequences per second"""
-    seconds: dict[str, float] = field(default_factory=dict)
+    seconds: dict[str, Finite] = field(default_factory=dict)
     """time in each phase: `data` (waiting for it), `forward_backward`, `reduction` (the rest of the all-reduce that did
     not overlap with backward) and `optimizer`"""
     loop_seconds: float | None = None
@@ -124,7 +124,7 @@ class RankMeans:
     """host name of its machine"""
     tokens: float = NAN
     """tokens the rank itself computed, per step"""
-    seconds: dict[str, float] = field(default_factory=dict)
+    seconds: dict[str, Finite] = field(default_factory=dict)
     """time of this rank in each phase, per step"""
 
     @property

@@ -1,14 +1,15 @@
 """Reads metrics.jsonl of a long run: every number of a step as a column, other records as they are.
 
 A file is parsed a block at a time, so a million steps take seconds and little more memory than their columns. Lines
-that cannot be parsed, torn by a crash or a full disk, are counted and left out.
+that cannot be parsed, torn by a crash or a full disk, or that hold values no run writes, are counted and left out.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, is_dataclass
 from pathlib import Path
+from typing import Any, get_args, get_origin, get_type_hints
 
 import numpy as np
 import numpy.typing as npt
@@ -16,8 +17,9 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.json as pj
 
-from bertrain.base.schema import MAX_DEPTH
-from bertrain.run.records import EndRecord, EvaluationRecord, RanksRecord, StepRecord, from_dict
+from bertrain.base.console import PHASES
+from bertrain.base.schema import MAX_COUNT, MAX_DEPTH, MAX_NUMBER
+from bertrain.run.records import KINDS, EndRecord, EvaluationRecord, RanksRecord, StepRecord, from_dict
 
 Floats = npt.NDArray[np.floating]
 
@@ -47,6 +49,15 @@ class MetricsTable:
     ranks: dict[tuple[int, str], RankSums] = field(default_factory=dict)  # by rank and host
     num_unreadable: int = 0  # lines that could not be parsed, apart from an unfinished last line
 
+    @property
+    def num_steps(self) -> int:
+        return len(self.columns.get("step", ()))
+
+    def column(self, name: str) -> Floats:
+        """One number of every step; NaN where it is not finite or absent."""
+        found = self.columns.get(name)
+        return found if found is not None else np.full(self.num_steps, np.nan)
+
 
 def read_metrics(path: Path) -> MetricsTable:
     """Read a metrics file; an empty table if there is none."""
@@ -55,22 +66,10 @@ def read_metrics(path: Path) -> MetricsTable:
         tables, num_unreadable = parse_by_halves(block, _parse_json)
         result.num_unreadable += num_unreadable if block.endswith(b"\n") else 0
         for table in tables:
-            if "kind" not in table.column_names or not pa.types.is_string(table["kind"].type):
-                result.num_unreadable += len(table)
-                continue
             kinds = table["kind"]
-            result.num_unreadable += kinds.null_count
-            of_ranks = table.filter(pc.equal(kinds, RanksRecord.kind))
-            try:
-                _add_ranks(result.ranks, of_ranks)
-            except (pa.ArrowException, LookupError, TypeError):  # a field is missing, null or of another type
-                result.num_unreadable += len(of_ranks)
+            _add_ranks(result.ranks, _rank_entries(table.filter(pc.equal(kinds, RanksRecord.kind))))
             _add_others(result, table.filter(pc.is_in(kinds, pa.array([EvaluationRecord.kind, EndRecord.kind]))))
-            steps = table.filter(pc.equal(kinds, StepRecord.kind))
-            if "step" in (found := _numbers(steps)).column_names:
-                numbers.append(found)
-            else:
-                result.num_unreadable += len(steps)
+            numbers.append(_numbers(table.filter(pc.equal(kinds, StepRecord.kind))))
     joined = pa.concat_tables(numbers, promote_options="default")  # a column that a block lacks is null there
     result.columns = {name: joined[name].to_numpy() for name in joined.column_names}
     return result
@@ -116,8 +115,58 @@ def _parse_json(block: bytes) -> pa.Table:
     depth = np.cumsum(np.isin(text, OPENING).astype(np.int32) - np.isin(text, CLOSING)).max()
     if not block.lstrip().startswith(b"{") or depth > MAX_DEPTH:  # pyarrow crashes on a leading `null`, and on nesting
         raise pa.ArrowInvalid("not a JSON object of ours")
-    # A line must fit into a block of the parser.
-    return pj.read_json(pa.BufferReader(block), read_options=pj.ReadOptions(block_size=2 * len(block)))
+    # A line must fit into a block of the parser, which refuses values of another type than SCHEMA says.
+    sizes, types = pj.ReadOptions(block_size=2 * len(block)), pj.ParseOptions(explicit_schema=SCHEMA)
+    table = pj.read_json(pa.BufferReader(block), read_options=sizes, parse_options=types)
+    _refuse_damage(table)
+    return table
+
+
+def _arrow_fields(record: Any) -> list[tuple[str, pa.DataType]]:
+    return [(name, _arrow_type(hint)) for name, hint in get_type_hints(record).items() if name != "kind"]
+
+
+def _arrow_type(hint: Any) -> pa.DataType:
+    """The type of a field of a record."""
+    inside = get_args(hint)
+    if get_origin(hint) is tuple:
+        return pa.list_(_arrow_type(inside[0]))
+    if get_origin(hint) is dict:  # `seconds`
+        return pa.struct([(phase, pa.float64()) for phase in PHASES])
+    if is_dataclass(hint):
+        return pa.struct(_arrow_fields(hint))
+    if inside:  # `X | None`
+        return _arrow_type(inside[0])
+    return {int: pa.int64(), float: pa.float64(), bool: pa.bool_(), str: pa.string()}[hint]
+
+
+FIELDS = dict(one for record in (StepRecord, RanksRecord, EndRecord) for one in _arrow_fields(record))
+SCHEMA = pa.schema({"kind": pa.string()} | FIELDS)
+"""The types of all fields, so that one line cannot change a column; metrics of evaluations are inferred."""
+
+
+def _refuse_damage(table: pa.Table) -> None:
+    """Refuse values of the right type that no run writes. A null may be a field that a line lacks."""
+    entries = _rank_entries(table)
+    if len(set(entries.column_names)) < len(entries.column_names):
+        raise pa.ArrowInvalid("a rank has `seconds.data` twice")
+    steps = table.filter(pc.is_in(table["kind"], pa.array(list(KINDS))))["step"]
+    required = [table["kind"], steps, *(entries[name] for name in ("rank", "host", "tokens"))]
+    counts = [table["step"], table["samples"], table["tokens"], entries["rank"]]
+    if any(column.null_count for column in required) or not all(_is_within(one, 0, MAX_COUNT) for one in counts):
+        raise pa.ArrowInvalid("a value is missing, or not a count")
+    refuse_infinite(table.flatten().columns + entries.columns)
+
+
+def refuse_infinite(columns: list[pa.ChunkedArray]) -> None:
+    """Refuse numbers that are not finite, or whose sums might not be."""
+    if not all(_is_within(one, -MAX_NUMBER, MAX_NUMBER) for one in columns if pa.types.is_floating(one.type)):
+        raise pa.ArrowInvalid("a number is not finite")
+
+
+def _is_within(column: pa.ChunkedArray, least: float, most: float) -> bool:
+    is_inside = pc.and_(pc.greater_equal(column, least), pc.less_equal(column, most))  # false for NaN
+    return bool(pc.all(is_inside, min_count=0).as_py())
 
 
 def _numbers(steps: pa.Table) -> pa.Table:
@@ -144,16 +193,16 @@ def _add_others(result: MetricsTable, lines: pa.Table) -> None:
             result.end = record
 
 
-def _add_ranks(sums: dict[tuple[int, str], RankSums], lines: pa.Table) -> None:
-    if not len(lines):
-        return
-    entries = pa.Table.from_struct_array(pc.list_flatten(lines["ranks"])).flatten()
-    seconds = [name for name in entries.column_names if name.startswith("seconds.")]
-    summed = [("tokens", "count"), *((name, "sum") for name in ("tokens", *seconds))]
+def _rank_entries(lines: pa.Table) -> pa.Table:
+    """The means of each rank in these lines, those in `seconds` as `seconds.data`, ...."""
+    return pa.Table.from_struct_array(pc.list_flatten(lines["ranks"])).flatten()
+
+
+def _add_ranks(sums: dict[tuple[int, str], RankSums], entries: pa.Table) -> None:
+    summed = [("tokens", "count"), ("tokens", "sum"), *((f"seconds.{phase}", "sum") for phase in PHASES)]
     for row in entries.group_by(["rank", "host"]).aggregate(summed).to_pylist():
         entry = sums.setdefault((row["rank"], row["host"]), RankSums())
         entry.records += row["tokens_count"]
         entry.tokens += row["tokens_sum"]
-        for name in seconds:
-            phase = name.removeprefix("seconds.")
-            entry.seconds[phase] = entry.seconds.get(phase, 0.0) + row[f"{name}_sum"]
+        for phase in PHASES:
+            entry.seconds[phase] = entry.seconds.get(phase, 0.0) + (row[f"seconds.{phase}_sum"] or 0.0)

@@ -27,7 +27,7 @@ from bertrain.base.files import read_tail
 from bertrain.base.formatting import few
 from bertrain.run.folder import read_starts
 from bertrain.run.sensors import throttle_reasons
-from bertrain.run.stream import parse_by_halves, whole_lines
+from bertrain.run.stream import parse_by_halves, refuse_infinite, whole_lines
 
 Doubles = npt.NDArray[np.float64]
 
@@ -208,7 +208,9 @@ def read_numbers(path: Path) -> tuple[pa.Table, int]:
 def _parse(block: bytes, names: Sequence[str]) -> pa.Table:
     reading = pcsv.ReadOptions(column_names=names)
     converting = pcsv.ConvertOptions(column_types=dict.fromkeys(names, pa.float64()), null_values=["", "nan"])
-    return pcsv.read_csv(pa.BufferReader(block), read_options=reading, convert_options=converting)
+    table = pcsv.read_csv(pa.BufferReader(block), read_options=reading, convert_options=converting)
+    refuse_infinite(table.columns)
+    return table
 
 
 def _names(header: bytes) -> list[str]:

@@ -24,6 +24,7 @@ from torch import Tensor
 
 from bertrain.base.errors import UserError
 from bertrain.base.files import new_folder, refuse_occupied, save_tensors
+from bertrain.base.schema import JsonError, Name, check_value
 from bertrain.config import modernbert
 from bertrain.config.resolve import BERT_CONFIG_KEYS
 from bertrain.config.settings import ModelSettings
@@ -82,15 +83,12 @@ def find_files(folder: Path) -> list[Path]:
             return [folder / name]
         index = folder / (name + INDEX)
         if index.is_file():
-            weight_map = read_json(index).get("weight_map")
-            if not isinstance(weight_map, dict) or not weight_map:
-                raise UserError(
-                    "bad-index", f"{index} has no weight_map from tensors to files; download the model again"
-                )
-            names = sorted({str(file) for file in weight_map.values()})
+            try:
+                weight_map = check_value(read_json(index), {"weight_map": dict[str, Name]})["weight_map"]
+                names = sorted(set(weight_map.values()))
+            except JsonError as error:
+                raise UserError("bad-index", f"{index} is damaged: {error}; download the model again") from None
             for file in names:
-                if Path(file).name != file:
-                    raise UserError("bad-index", f"{index} names the file {file!r}, which is outside its folder")
                 if not (folder / file).is_file():
                     raise UserError("missing-parts", f"{folder} lacks {file}, which {index.name} lists; download it")
             return [folder / file for file in names]

@@ -41,9 +41,9 @@ def read_pipeline(folder: Path) -> SentencePipeline | None:
     """The pipeline of a folder; None if it has no modules.json. Refuses modules that bertrain does not compute."""
     if not (folder / MODULES).is_file():
         return None
-    modules = files.read_json(folder / MODULES, [{"type": str, "path": str}])
+    modules = files.read_json(folder / MODULES, [{"type": str, "path": Path}])
     kinds = [module["type"].rpartition(".")[2] for module in modules]
-    if kinds not in (["Transformer", "Pooling"], ["Transformer", "Pooling", "Normalize"]) or modules[0]["path"]:
+    if kinds not in (["Transformer", "Pooling"], ["Transformer", "Pooling", "Normalize"]) or modules[0]["path"].name:
         expected = "Transformer (in the folder itself), Pooling, and Normalize or not"
         raise _refusal(folder / MODULES, f"has the modules {', '.join(kinds)}; bertrain computes {expected}")
     prompts = read_json(folder / PROMPTS) if (folder / PROMPTS).is_file() else {}

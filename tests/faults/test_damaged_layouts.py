@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import gzip
+import json
 import os
 import resource
 import shutil
+import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
@@ -20,6 +22,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from bertrain.base.errors import UserError
+from bertrain.data.formats import tfrecord
 from bertrain.data.formats.convert import bin_by_length, convert, eval_set
 from bertrain.data.formats.source import open_data
 from bertrain.data.formats.verify import verify
@@ -176,6 +179,25 @@ def test_a_damaged_row_of_a_shard_is_named(shards: Path, tmp_path: Path) -> None
     replace_file(path, content.replace(offsets.tobytes(), offsets[[0, 2, 1, *range(3, len(offsets))]].tobytes()))
     with helpers.refused("damaged-data", path):
         open_data(folder, verify="size")
+
+
+@pytest.mark.parametrize("name", ["shard-00000.arrow" * 300, "../shard-00000.arrow", "\0"])
+def test_a_name_that_no_shard_has_is_damage(shards: Path, tmp_path: Path, name: str) -> None:
+    folder = tmp_path / "data"
+    shutil.copytree(shards, folder)
+    manifest = (folder / "manifest.json").read_text()
+    (folder / "manifest.json").write_text(manifest.replace('"shard-00000.arrow"', json.dumps(name)))
+    with helpers.refused("damaged-data", folder / "manifest.json", "files[0].name"):
+        open_data(folder)
+
+
+def test_tfrecords_are_recognized_without_their_package(
+    whole: dict[str, bytes], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "google_crc32c", None)
+    assert tfrecord.is_tfrecord(whole["tfrecord"][:16])
+    (tmp_path / "text").write_text("words of a text, long enough")
+    refuse("unknown-layout", tmp_path, tmp_path / "text")
 
 
 def test_verify_compares_with_the_index_there_was(whole: dict[str, bytes], tmp_path: Path) -> None:

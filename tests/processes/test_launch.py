@@ -285,9 +285,11 @@ def test_a_job_folder_holds_the_whole_job(tmp_path: Path) -> None:
     assert content["code"] == code_version()
     with helpers.refused("folder-exists", job.folder):
         write_job(job, settings, "")
-    (job.folder / "job.json").write_text("{}")
-    with helpers.refused("damaged-job", job.folder / "job.json"):
-        read_job(job.folder)
+    content["tasks"][1]["folder"] *= 300
+    for damaged in (content, {}):
+        (job.folder / "job.json").write_text(json.dumps(damaged))
+        with helpers.refused("damaged-job", job.folder / "job.json"):
+            read_job(job.folder)
     with helpers.refused("missing-job", tmp_path):
         read_job(tmp_path)
 

@@ -78,8 +78,9 @@ def test_wishes_that_cannot_be(launcher: Launcher, spec: dict[str, Any], code: s
 
 
 def test_a_time_that_is_none() -> None:
-    with helpers.refused("invalid-duration", "--time", "soon"):
-        JobSpec(procs_per_node=1, time="soon").check("slurm")
+    for time in ("soon", "9" * 5000 + ":00:00"):
+        with helpers.refused("invalid-duration", "--time", time):
+            JobSpec(procs_per_node=1, time=time).check("slurm")
 
 
 @pytest.mark.parametrize(

@@ -50,13 +50,13 @@ def test_a_record_survives_its_line(record: Record) -> None:
 
 
 def test_not_finite_is_null_and_none_is_absent() -> None:
-    line = to_dict(StepRecord(1, loss=math.inf, mlm_loss=math.nan, seconds={"data": math.nan}))
-    assert line["loss"] is line["mlm_loss"] is line["seconds"]["data"] is None
+    line = to_dict(StepRecord(1, loss=math.inf, mlm_loss=math.nan, ended=math.nan))
+    assert line["loss"] is line["mlm_loss"] is line["ended"] is None
     assert not {"nsp_loss", "accuracy", "loss_scale", "rank_tokens"} & line.keys()
     read = from_dict(line)
     assert isinstance(read, StepRecord)
     assert read.mlm_loss is not None
-    assert math.isnan(read.loss + read.mlm_loss + read.seconds["data"])
+    assert math.isnan(read.loss + read.mlm_loss + read.ended)
     assert read.nsp_loss is None
     energy = to_dict(EndRecord(1, joules=math.nan))
     assert (energy["joules"], "joules_per_million_tokens" in energy) == (None, False)
@@ -74,6 +74,12 @@ def test_torn_lines_are_left_out(tmp_path: Path) -> None:
     assert last_record(path, StepRecord) is None
     path.write_bytes(b'{"kind": "step", "step": 1}\n\0\0\n[]\n{"kind": 5}\n{"kind": "step"}\n{"kind": "step", "st')
     assert [record.step for record in read_records(path)] == [1]
+
+
+@pytest.mark.parametrize("seconds", ["null", "NaN", "1e999", '"x"'])
+def test_a_line_whose_seconds_are_no_numbers_is_left_out(tmp_path: Path, seconds: str) -> None:
+    (tmp_path / "metrics.jsonl").write_text(f'{{"kind": "step", "step": 1, "seconds": {{"data": {seconds}}}}}\n')
+    assert read_records(tmp_path / "metrics.jsonl") == []
 
 
 def test_a_resumed_run_keeps_damaged_lines_and_drops_a_torn_end(tmp_path: Path) -> None:

@@ -15,6 +15,8 @@ from bertrain.config.settings import Settings
 from bertrain.reports import history as arithmetic
 from bertrain.reports import plots
 from bertrain.run.folder import Run
+from bertrain.run.stream import MetricsTable
+from bertrain.run.telemetry_reader import RunTelemetry
 
 NAN = float("nan")
 
@@ -96,6 +98,12 @@ def test_runs_of_one_name_go_by_their_paths(tmp_path: Path) -> None:
     assert arithmetic.display_names([tmp_path / "a" / "run", tmp_path / "b"]) == ["run", "b"]
     twins = [tmp_path / "a" / "run", tmp_path / "b" / "run"]
     assert arithmetic.display_names(twins) == [str(twin) for twin in twins]
+
+
+def test_any_number_of_ranks_may_have_no_log() -> None:
+    table = MetricsTable({"step": np.array([1.0])})
+    missing = arithmetic._missing(table, RunTelemetry([]), [0, 2], [{"ranks": 2**53}])
+    assert list(missing) == ["there is no log of rank 1, 3, 4, 5, 6, 7, 8, 9, …"]
 
 
 def test_a_checkpoint_that_goes_away_while_it_is_listed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

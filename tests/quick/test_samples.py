@@ -70,11 +70,11 @@ def test_what_others_spent_between_two_starts_is_not_the_runs(tmp_path: Path) ->
 
 
 def test_rows_that_cannot_be_read_are_counted(tmp_path: Path) -> None:
-    write(tmp_path, ["10,100,1,,1", "11,broken,1,,2", "12,0", "13,300,1,,3"])
+    write(tmp_path, ["10,100,1,,1", "11,broken,1,,2", "12,0", "12,inf,1,,2", "1e300,200,1,,2", "13,300,1,,3"])
     with open(tmp_path / "telemetry.csv", "a") as file:
         file.write("14,9")  # being written
     telemetry = read_telemetry(tmp_path)
-    assert telemetry.num_unreadable == 2
+    assert telemetry.num_unreadable == 4
     assert telemetry.devices[0].tracks["power_w"].mean == 200.0
     (tmp_path / "telemetry.csv").write_text("no,such,columns\n1,2,3\n")
     assert read_telemetry(tmp_path) == RunTelemetry([], 1)

@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bertrain.base.schema import Count, JsonError, check_value, is_number, load_json, parse_json
+from bertrain.base.schema import Count, Finite, JsonError, Name, check_value, is_number, load_json, parse_json
 
 
 class Span(NamedTuple):
@@ -71,8 +71,13 @@ def test_an_object_is_made_of_json() -> None:
         ({"step": 1.0}, "step is 1.0"),
         ({"step": None}, "step is None"),
         ({"step": 2**63}, "step is 9"),
+        ({"step": 2**53 + 1}, "step is 9"),
         ({"kind": "c"}, "kind is 'c'"),
         ({"place": 1}, "place is 1"),
+        ({"place": "x" * 256}, "place is 'x"),
+        ({"place": "x/" * 2001}, "place is 'x"),
+        ({"place": "\0"}, "place is"),
+        ({"place": "\ud800"}, "place is"),
         ({"inner": [{"loss": 1}]}, "inner[0].name is missing"),
         ({"inner": [{"name": "x"}, []]}, "inner[1] is list"),
         ({"spans": [[["f"]]]}, "spans[0][0].start is missing"),
@@ -106,6 +111,20 @@ def test_a_dict_as_a_schema_keeps_other_keys(tmp_path: Path) -> None:
         check_value([], schema)
     with pytest.raises(OSError, match="nothing"):
         load_json(tmp_path / "nothing", schema)
+
+
+@pytest.mark.parametrize("name", ["", ".", "..", "a/b", "/a", "a/", "\0", "\ud800", "x" * 256, "ä" * 128, 1, None])
+def test_a_name_is_that_of_a_file_in_the_folder(name: object) -> None:
+    assert check_value("shard-0.arrow", Name) == "shard-0.arrow"
+    with pytest.raises(JsonError):
+        check_value(name, Name)
+
+
+@pytest.mark.parametrize("value", [None, math.nan, math.inf, 1e38, "1", True])
+def test_a_finite_number_is_not_null(value: object) -> None:
+    assert check_value(1, Finite) == 1.0
+    with pytest.raises(JsonError):
+        check_value(value, Finite)
 
 
 ANY_JSON = st.recursive(

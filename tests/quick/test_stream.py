@@ -94,6 +94,36 @@ def test_only_torn_lines_are_lost(tmp_path_factory: pytest.TempPathFactory, torn
     assert (table.end is not None) == (left[-1]["kind"] == "end")
 
 
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        *(
+            f'{{"kind": "step", "step": {value}}}'
+            for value in ("null", "1.5", '"1"', "true", "-1", "1e999", str(2**60))
+        ),
+        *(f'{{"kind": "step", "step": 9, "tokens": {value}}}' for value in ("1e30", "-1", "[]", "9" * 400)),
+        *(f'{{"kind": "step", "step": 9, "seconds": {{"data": {value}}}}}' for value in ("1e300", "Infinity", '"x"')),
+        '{"kind": "step", "step": 9, "seconds": 3}',
+        '{"kind": "evaluation", "step": 9, "f1": Infinity}',
+        '{"kind": "ranks", "step": 9, "ranks": [null]}',
+        '{"kind": "ranks", "step": 9, "ranks": [{"rank": null, "host": "a", "tokens": 1}]}',
+        '{"kind": "ranks", "step": 9, "ranks": [{"rank": 1, "host": "a", "tokens": null}]}',
+        '{"kind": "ranks", "step": 9, "ranks": [{"rank": 1, "tokens": 1}]}',
+        '{"kind": "ranks", "step": 9, "ranks": [{"rank": 1, "host": "a", "tokens": 1, "seconds.data": 1}]}',
+    ],
+)
+def test_a_line_of_values_that_no_run_writes_is_damaged(tmp_path: Path, wrong: str) -> None:
+    path = write(tmp_path / "metrics.jsonl", records(12))
+    whole = read_metrics(path)
+    lines = path.read_text().splitlines(keepends=True)
+    path.write_text("".join([*lines[:5], wrong + "\n", *lines[5:]]))
+    table = read_metrics(path)
+    assert table.num_unreadable == 1
+    assert table.columns.keys() == whole.columns.keys()
+    assert table.columns["step"].tolist() == whole.columns["step"].tolist()
+    assert (table.evaluations, table.ranks, table.end) == (whole.evaluations, whole.ranks, whole.end)
+
+
 def test_a_last_line_being_written_is_no_loss(tmp_path: Path) -> None:
     path = write(tmp_path / "metrics.jsonl", records(3))
     with open(path, "a") as file:

@@ -226,6 +226,9 @@ def test_damaged_sets_end_in_a_sentence(tmp_path: Path) -> None:
     (folder / "device.json").write_text("{}")
     with helpers.refused("damaged-profile", folder):
         find_sets([folder])
+    folder = write_set(tmp_path / "c", made_up(), ceilings={"operations_per_s": 1.0, "bytes_per_s": None})
+    with helpers.refused("damaged-profile", folder):
+        find_sets([folder])
     other = write_set(tmp_path / "b", made_up())
     (other / "iterations.csv").unlink()
     with helpers.refused("missing-file", "iterations.csv", other):
@@ -235,9 +238,16 @@ def test_damaged_sets_end_in_a_sentence(tmp_path: Path) -> None:
         find_sets([other])
 
 
-@pytest.mark.parametrize(("name", "content"), [("roofline.csv", "part,gflop\nGELU,none\n"), ("kernels.csv", "name\nx")])
+@pytest.mark.parametrize(
+    ("name", "content"),
+    [
+        ("roofline.csv", "part,gflop\nGELU,none\n"),
+        ("kernels.csv", "name\nx"),
+        ("kernels.csv", "name,median_us,share\nx,inf,0"),
+    ],
+)
 def test_damaged_tables_end_in_a_sentence(tmp_path: Path, name: str, content: str) -> None:
-    folder = write_set(tmp_path / "a", made_up(), ceilings={})
+    folder = write_set(tmp_path / "a", made_up(), ceilings={"operations_per_s": 1, "bytes_per_s": 1, "product": ""})
     (folder / name).write_text(content)
     with helpers.refused("damaged-file", name):
         profile_report([folder], out=tmp_path / "page.html")

@@ -97,7 +97,8 @@ def test_it_looks_at_whatever_is_there(run: Path) -> None:
     seen = look(run)
     assert (seen["step"], seen["last_word_s"], seen["loss_curve"], seen["ranks"]) == (0, None, [], [])
     assert dict(describe(seen))["step"].endswith("0 of 8, 0.0%")
-    write(run, step(1))
+    write(run, step(1), step(2, seconds={"data": None}), step(3, tokens=2**60))
+    assert dict(describe(look(run)))["step"].endswith("1 of 8, 12.5%, 3.5 s left")
     with open(run / "metrics.jsonl", "ab") as file:
         file.write(b'\0\0\n[]\n{"kind": 5, "step": 2}\n{"kind": "step", "st')
     assert look(run)["step"] == 1

@@ -31,7 +31,7 @@ import numpy.typing as npt
 from bertrain.base.errors import UserError
 from bertrain.base.files import file_digest, is_writable, new_folder, reading, write_atomically
 from bertrain.base.formatting import counted
-from bertrain.base.schema import Count, JsonError, load_json
+from bertrain.base.schema import Count, JsonError, Name, load_json
 from bertrain.data.formats import hdf5, tfrecord
 from bertrain.data.formats.block import Block, flat_ranges
 from bertrain.data.formats.layouts import DECODERS, BadRecord, Fields
@@ -63,7 +63,7 @@ CONTENT = {
     "max_predictions": Count,
     "largest_word": {"number": int, "name": str, "row": Count},
     "files": [STAMP | {"rows": Count, "sha256": str}],
-    "arrays": [{"name": str, "bytes": Count, "sha256": str}],
+    "arrays": [{"name": Name, "bytes": Count, "sha256": str}],
 }
 """The schema of index.json."""
 

@@ -26,7 +26,7 @@ import pyarrow as pa
 
 from bertrain.base.errors import UserError
 from bertrain.base.files import file_digest, reading
-from bertrain.base.schema import Count, JsonError, check_value, load_json
+from bertrain.base.schema import Count, JsonError, Name, check_value, load_json
 from bertrain.data.formats.block import Block, Masks
 from bertrain.data.formats.masking import Ints
 from bertrain.data.formats.source import DataSource
@@ -38,7 +38,7 @@ VOCABULARY = "vocab.txt"
 COLUMNS = {"tokens", "segment_b", "is_random"}
 MASK_COLUMNS = {"mlm_positions", "mlm_labels"}  # of static masks
 
-FILE = {"name": str, "rows": Count, "bytes": Count, "sha256": str}
+FILE = {"name": Name, "rows": Count, "bytes": Count, "sha256": str}
 CONTENT = {
     "rows": Count,
     "masks": Literal["static", "dynamic"],

@@ -31,15 +31,25 @@ MAY_BE_FLOATS = {WEIGHTS, "packed_masked_lm_mask"}
 
 def is_tfrecord(first_bytes: bytes) -> bool:
     """Whether these are the first bytes of a TFRecord file: its first length has the right checksum."""
-    is_long = len(first_bytes) >= HEADER.size
-    return is_long and masked_checksum(first_bytes[:8]) == HEADER.unpack_from(first_bytes)[1]
+    if len(first_bytes) < HEADER.size:
+        return False
+    checksum = 0xFFFFFFFF  # a CRC32C without a package: any file may be asked about, also by those who have no TFRecord
+    for byte in first_bytes[:8]:
+        checksum ^= byte
+        for _ in range(8):
+            checksum = checksum >> 1 ^ (checksum & 1) * 0x82F63B78
+    return _mask(checksum ^ 0xFFFFFFFF) == HEADER.unpack_from(first_bytes)[1]
 
 
 def masked_checksum(data: bytes) -> int:
-    """The CRC32C of TFRecord files: rotated right by 15 bits, plus a constant."""
+    """The CRC32C of TFRecord files."""
     import google_crc32c  # only for TensorFlow's files
 
-    checksum = google_crc32c.value(data)
+    return _mask(google_crc32c.value(data))
+
+
+def _mask(checksum: int) -> int:
+    """Rotated right by 15 bits, plus a constant."""
     return ((checksum >> 15 | checksum << 17) + 0xA282EAD8) & 0xFFFFFFFF
 
 
