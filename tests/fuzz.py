@@ -50,6 +50,7 @@ from bertrain.run.records import drop_after
 from bertrain.tasks.score import score
 from bertrain.tasks.squad.files import read_squad
 from bertrain.tasks.tables import read_table
+from bertrain.weights.card import model_card
 from bertrain.weights.source import read_weights
 
 HERE = Path(__file__).parent
@@ -277,6 +278,7 @@ def readers() -> list[Reader]:
                        "logs/rank-0.jsonl")),
         Reader("profile: metrics.jsonl", "run/metrics.jsonl",
                lambda at: profile_report([at / "run"], out=at / "page.html"), _whole_run),
+        Reader("card: metrics.jsonl", "run/metrics.jsonl", lambda at: model_card(Run.open(at / "run")), _whole_run),
         Reader("metrics at a resume", "run/metrics.jsonl", lambda at: drop_after(at / "run" / "metrics.jsonl", 5, 3),
                _whole_run),
         *(Reader(f"resume: {name}", f"run/{name}", _resume, _whole_run)

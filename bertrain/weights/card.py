@@ -8,6 +8,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from pathlib import Path
 
+import numpy as np
+
 import bertrain
 from bertrain.base.formatting import BASELINE, show_brief, title_of
 from bertrain.config.model_size import count_parameters
@@ -40,7 +42,7 @@ def model_card(run: Run, step: int | None = None, text: str = "", language: str 
     """The card of a run's checkpoint after `step` steps, or all; `text` is a sentence on the text behind its data."""
     table, settings = read_metrics(run.folder / "metrics.jsonl"), run.settings
     model, use = settings.model, PIPELINES[settings.model.head]
-    step = int(max(table.columns.get("step", [0]), default=0)) if step is None else step
+    step = int(table.column("step").max(initial=0)) if step is None else step
     library = "sentence-transformers" if model.head == "embed" else "transformers"
     kind = "ModernBERT" if model.family == "modern" else "RoBERTa" if model.is_roberta else "BERT"
     header = [f"library_name: {library}", f"pipeline_tag: {use}", f"tags: [{kind.lower()}, bertrain]"]
@@ -81,13 +83,13 @@ def _usage(use: str, run: Run) -> str:
 
 def _training(run: Run, step: int, table: MetricsTable) -> dict[str, str]:
     """How it was trained. Of paths only the end is shown: the rest belongs to the machine."""
-    settings, columns = run.settings, table.columns
+    settings = run.settings
     optimizer, batch, model = settings.optimizer, settings.batch, settings.model
     facts = {"steps": f"{step:,}"}
-    if "step" in columns:
-        until = columns["step"] <= step
-        facts["tokens read"] = f"{columns['tokens'][until].sum():,.0f}"
-        facts["examples read"] = f"{columns['samples'][until].max(initial=0):,.0f}"
+    if table.num_steps:
+        until = table.column("step") <= step
+        facts["tokens read"] = f"{np.nansum(table.column('tokens')[until]):,.0f}"
+        facts["examples read"] = f"{np.nan_to_num(table.column('samples')[until]).max(initial=0):,.0f}"
     facts |= {
         "a step": f"{batch.tokens:,} tokens" if batch.tokens else f"{batch.sequences:,} sequences",
         "optimizer": f"{optimizer.name}, learning rate {optimizer.learning_rate:g}, "
