@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 
 import pytest
@@ -87,6 +88,9 @@ def test_a_run_has_a_card_with_what_it_learned(run: Path, exported: Path, tmp_pa
     assert f"| steps | {early.step} |" in before
     assert f"| loss of masked words | {early.metrics['mlm_loss']:.4g} |" in before
     assert "not evaluated" in model_card(Run.open(run), early.step - 1)
+    damaged = Path(shutil.copytree(run, tmp_path / "damaged"))
+    (damaged / "metrics.jsonl").write_text('{"kind": "step", "step": 3}\n')
+    assert "| tokens read | 0 |" in model_card(Run.open(damaged))
     assert not (export(exported, tmp_path / "again") / "README.md").exists(), "nothing is known of other weights"
 
 
