@@ -131,6 +131,8 @@ def make_plan(
     `no_pairs` is the reason why the weights `init` learn no sentence pairs, if they do not.
     """
     refuse_too_little(text)
+    if size not in get_args(Size):
+        raise UserError("invalid-value", f"--size is {size!r}; use {', '.join(get_args(Size))}")
     given, typed = dict(given or {}), tuple(given or {})
     if not given.keys().isdisjoint(SETTING_OF["step"]):  # the other one measures no step then
         given = {"batch.sequences": "0", "batch.tokens": "0"} | given

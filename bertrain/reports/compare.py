@@ -41,7 +41,7 @@ def facts(history: History) -> list[Fact]:
         ("Parameters", compact(parameters), f"{parameters:,}"),
         ("Steps", f"{summary.steps:,}", length),
         ("Samples", compact(summary.samples), f"{summary.samples:,} examples"),
-        ("Tokens", compact(summary.tokens), f"{summary.tokens:,}, no padding"),
+        ("Tokens", compact(summary.tokens), f"{summary.tokens:,}, padding not counted"),
         ("Loss", show("loss", summary.last.get("loss")), last),
         *(
             (heading_of(metric), show(metric, value), last)

@@ -91,6 +91,11 @@ def test_too_little_is_refused(text: Text, code: str) -> None:
         make_plan(text, TWO_CORES, budget="5m")
 
 
+def test_an_unknown_size_is_refused() -> None:
+    with refused("invalid-value", "enormous", "tiny"):
+        make_plan(text_of(5), TWO_CORES, budget="5m", size="enormous")  # type: ignore[arg-type]
+
+
 @pytest.mark.parametrize(("name", "other"), [("batch.tokens", "sequences"), ("batch.sequences", "tokens")])
 def test_the_user_may_measure_a_step_either_way(name: str, other: str) -> None:
     plan = make_plan(text_of(40), TWO_CORES, budget="5m", given={name: "1024"})

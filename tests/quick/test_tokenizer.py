@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import os
+import signal
+import threading
 from functools import cache
+from itertools import repeat
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +16,7 @@ from hypothesis import strategies as st
 
 from bertrain.config.sections import ModelSettings
 from bertrain.data.text import tokenizer as tokenizer_module
+from bertrain.data.text import vocabulary_training
 from bertrain.data.text.tokenizer import Tokenizer, build_pipeline
 from bertrain.data.text.vocabulary import SPECIAL_WORDS, Vocabulary
 from bertrain.data.text.vocabulary_training import train_vocabulary
@@ -152,3 +157,32 @@ def test_a_vocabulary_is_written_whole(tmp_path: Path) -> None:
         train_vocabulary([tmp_path / "wide.txt"], tmp_path / "vocab.txt", size=300)
     with helpers.refused("missing-folder", tmp_path / "none"):
         train_vocabulary([sample], tmp_path / "none" / "vocab.txt", size=300)
+
+
+def test_a_vocabulary_can_be_trained_on_one_of_several_documents(tmp_path: Path) -> None:
+    words = ["bato", "kese", "livi"]
+    (tmp_path / "text.txt").write_text("\n\n".join(f"{words[number % 3]} " * 50 for number in range(300)))
+    trained = train_vocabulary([tmp_path / "text.txt"], tmp_path / "vocab.txt", size=100, fewer=True, stride=3)
+    assert "bato" in trained.words
+    assert not {"kese", "livi"} & {*trained.words}
+
+
+def test_a_mark_that_the_library_does_not_know_is_no_capital_or_accent(tmp_path: Path) -> None:
+    (tmp_path / "text.txt").write_text("a\u0898b Zoë kese\n\n" * 20)
+    trained = train_vocabulary([tmp_path / "text.txt"], tmp_path / "vocab.txt", size=100, fewer=True)
+    assert "##\u0898" in trained.words, "the library knows the mark: take a newer one"
+    assert trained.num_unreachable == 0
+    assert Vocabulary((*SPECIAL_WORDS, "Zoe", "zoë", "zoe"), True).num_unreachable == 2
+
+
+def test_training_a_vocabulary_can_be_interrupted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "text.txt").write_text("bato kese\n")
+    monkeypatch.setattr(vocabulary_training, "read_documents", lambda files: repeat(["bato kese livi"]))
+    threads = threading.active_count()
+    timer = threading.Timer(0.5, os.kill, (os.getpid(), signal.SIGINT))
+    timer.start()
+    with pytest.raises(KeyboardInterrupt):
+        train_vocabulary([tmp_path / "text.txt"], tmp_path / "vocab.txt", size=300)
+    timer.join()
+    assert threading.active_count() == threads
+    assert not (tmp_path / "vocab.txt").exists()

@@ -2,15 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
-from itertools import chain
+import threading
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import Future
+from itertools import chain, islice
 from pathlib import Path
+from typing import TypeVar
 
 from bertrain.base.errors import UserError
 from bertrain.base.files import writing
 from bertrain.data.text.documents import find_inputs, read_documents
+from bertrain.data.text.progress import progress
 from bertrain.data.text.tokenizer import CACHED_WORDS, build_pipeline
 from bertrain.data.text.vocabulary import CONTINUATION, SPECIAL_WORDS, Vocabulary
+
+T = TypeVar("T")
+ENDING_S = 1.0  # that an interrupted thread gets
 
 
 def train_vocabulary(
@@ -20,10 +27,12 @@ def train_vocabulary(
     size: int = 30522,
     lower_case: bool = True,
     fewer: bool = False,
+    stride: int = 1,
 ) -> Vocabulary:
     """Train a WordPiece vocabulary of `size` words on plain text and write it to `out`, one word per line.
 
-    A text that has not as many is refused; with `fewer`, it gets a smaller vocabulary.
+    A text that has not as many is refused; with `fewer`, it gets a smaller vocabulary. Of every `stride` documents, one
+    is read.
 
     Example: bertrain.train_vocabulary("articles.txt", "vocab.txt", size=2000)
     """
@@ -34,17 +43,77 @@ def train_vocabulary(
         raise UserError("missing-folder", f"--out {out}: the folder {out.parent} does not exist; create it")
     if out.exists() and any(out.samefile(file) for file in files):
         raise UserError("overwrites-input", f"--out {out} is one of the inputs; choose another --out")
-    # The library numbers characters within words (##a) in hash-table order, which differs between processes, and of
-    # equally frequent pairs it joins those of smaller numbers first. So the characters are numbered beforehand.
-    characters = _train(_distinct_words(files), 0, [], lower_case).keys() - set(SPECIAL_WORDS)
-    alphabet = sorted(characters, key=lambda piece: (len(piece), piece))
-    numbers = _train(chain.from_iterable(read_documents(files)), size, alphabet, lower_case)
+    with progress("vocabulary", 2 * sum(file.stat().st_size for file in files) // stride) as report:
+        read = _Text(files, stride, report)
+        numbers = _interruptible(lambda: _train_twice(read, size, lower_case), read.stop)
     if len(numbers) < size and not fewer:
         raise UserError("too-little-text", f"the text yields only {len(numbers)} word pieces; use a smaller --size")
     vocabulary = Vocabulary(tuple(sorted(numbers, key=numbers.__getitem__)), lower_case)
     with writing(out):
         vocabulary.save(out)
     return vocabulary
+
+
+class _Text:
+    """The sentences of some files, for several passes: reports the characters read, and ends when it is stopped."""
+
+    def __init__(self, files: list[Path], stride: int, report: Callable[[int], None]) -> None:
+        self._files, self._stride, self._report = files, stride, report
+        self._done, self._stopped = 0, threading.Event()
+
+    def stop(self) -> None:
+        self._stopped.set()
+
+    def sentences(self) -> Iterator[str]:
+        documents = islice(read_documents(self._files), 0, None, self._stride)
+        for sentence in chain.from_iterable(documents):
+            if self._stopped.is_set():
+                raise KeyboardInterrupt
+            self._done += len(sentence) + 1
+            self._report(self._done)
+            yield sentence
+
+    def distinct_words(self) -> Iterator[str]:
+        """The words between spaces, each only a few times: enough to find all characters and their places in words."""
+        seen: set[str] = set()
+        for sentence in self.sentences():
+            new = set(sentence.split(" ")) - seen
+            if new:
+                seen |= new
+                yield " ".join(new)
+            if len(seen) > CACHED_WORDS:
+                seen.clear()
+
+
+def _interruptible(work: Callable[[], T], stop: Callable[[], None]) -> T:
+    """What `work` returns. A thread does it: a library that computes for long would not let Ctrl-C through."""
+    future: Future[T] = Future()
+
+    def run() -> None:
+        try:
+            future.set_result(work())
+        except BaseException as error:
+            future.set_exception(error)
+
+    thread = threading.Thread(target=run, daemon=True)
+    thread.start()
+    try:
+        return future.result()
+    except KeyboardInterrupt:
+        stop()
+        thread.join(ENDING_S)
+        raise
+
+
+def _train_twice(text: _Text, size: int, lower_case: bool) -> dict[str, int]:
+    """The id of each word.
+
+    The library numbers characters within words (##a) in hash-table order, which differs between processes, and of
+    equally frequent pairs it joins those of smaller numbers first. So the characters are numbered beforehand.
+    """
+    characters = _train(text.distinct_words(), 0, [], lower_case).keys() - set(SPECIAL_WORDS)
+    alphabet = sorted(characters, key=lambda piece: (len(piece), piece))
+    return _train(text.sentences(), size, alphabet, lower_case)
 
 
 def _train(sentences: Iterator[str], size: int, alphabet: list[str], lower_case: bool) -> dict[str, int]:
@@ -60,15 +129,3 @@ def _train(sentences: Iterator[str], size: int, alphabet: list[str], lower_case:
     )
     pipeline.train_from_iterator(sentences, trainer)
     return dict(pipeline.get_vocab())
-
-
-def _distinct_words(files: list[Path]) -> Iterator[str]:
-    """The words between spaces, each only a few times: enough to find all characters and their positions in words."""
-    seen: set[str] = set()
-    for sentence in chain.from_iterable(read_documents(files)):
-        new = set(sentence.split(" ")) - seen
-        if new:
-            seen |= new
-            yield " ".join(new)
-        if len(seen) > CACHED_WORDS:
-            seen.clear()
