@@ -47,16 +47,12 @@ def model_card(run: Run, step: int | None = None, text: str = "", language: str 
     kind = "ModernBERT" if model.family == "modern" else "RoBERTa" if model.is_roberta else "BERT"
     header = [f"library_name: {library}", f"pipeline_tag: {use}", f"tags: [{kind.lower()}, bertrain]"]
     header += [f"language: {language}"] if language else []
-    made = (
-        f"A {kind} "
-        + ("trained" if model.head == "pretrain" else f"fine-tuned for {use.replace('-', ' ')}")
-        + " with bertrain"
-    )
+    trained = "trained" if model.head == "pretrain" else f"fine-tuned for {use.replace('-', ' ')}"
     size = f"{model.num_layers} layers, {model.hidden_size} wide, {count_parameters(model)[0]:,} parameters"
     words = f"vocabulary of {model.vocab_size:,} word pieces, up to {settings.data.max_seq_length} tokens"
     sections = [
         "\n".join(["---", *header, "---"]),
-        f"# {made}",
+        f"# A {kind} {trained} with bertrain",
         f"{size}, {words}.",
         f"```python\n{_usage(use, run)}\n```",
         "## Training",
@@ -138,5 +134,6 @@ def _shown(name: str, metrics: Mapping[str, float]) -> str:
 
 
 def _table(rows: Mapping[str, str]) -> str:
-    lines = [("what", "value"), ("---", "---"), *rows.items()]
+    cells = {name: value.replace("|", r"\|") for name, value in rows.items()}  # a folder may be called so
+    lines = [("what", "value"), ("---", "---"), *cells.items()]
     return "\n".join(f"| {name} | {value} |" for name, value in lines)

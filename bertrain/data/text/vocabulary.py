@@ -8,13 +8,13 @@ from __future__ import annotations
 
 import hashlib
 import json
+import unicodedata
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from importlib import resources
 from pathlib import Path
 from typing import Any
-from unicodedata import normalize
 
 import numpy as np
 import numpy.typing as npt
@@ -79,8 +79,7 @@ class Vocabulary:
         """The number of words with capitals or accents, which lower-cased text never has; [words] do not count."""
         if self.tokenizer or not self.lower_case:
             return 0
-        # Marks alone do not count: the library that lower-cases knows fewer of them than Python.
-        return sum(not word.startswith("[") and word != normalize("NFD", word.lower()) for word in self.words)
+        return sum(not word.startswith("[") and word != _folded(word) for word in self.words)
 
     def save(self, path: Path) -> None:
         """Write the words to the file `path`, or another tokenizer's files beside where it would be."""
@@ -228,3 +227,8 @@ def _check_tokenizer(text: str, path: Path) -> None:
         Tokenizer.from_str(text)
     except Exception as error:  # the library has no other class
         raise UserError("bad-vocabulary", f"{path} is not a tokenizer: {str(error)[:200]}") from None
+
+
+def _folded(word: str) -> str:
+    letters = unicodedata.normalize("NFD", word.lower())
+    return "".join(letter for letter in letters if unicodedata.category(letter) != "Mn")

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import sys
 import threading
+import unicodedata
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future
+from functools import cache
 from itertools import chain, islice
 from pathlib import Path
 from typing import TypeVar
@@ -44,7 +47,7 @@ def train_vocabulary(
     if out.exists() and any(out.samefile(file) for file in files):
         raise UserError("overwrites-input", f"--out {out} is one of the inputs; choose another --out")
     with progress("vocabulary", 2 * sum(file.stat().st_size for file in files) // stride) as report:
-        read = _Text(files, stride, report)
+        read = _Text(files, stride, lower_case, report)
         numbers = _interruptible(lambda: _train_twice(read, size, lower_case), read.stop)
     if len(numbers) < size and not fewer:
         raise UserError("too-little-text", f"the text yields only {len(numbers)} word pieces; use a smaller --size")
@@ -57,8 +60,9 @@ def train_vocabulary(
 class _Text:
     """The sentences of some files, for several passes: reports the characters read, and ends when it is stopped."""
 
-    def __init__(self, files: list[Path], stride: int, report: Callable[[int], None]) -> None:
+    def __init__(self, files: list[Path], stride: int, lower_case: bool, report: Callable[[int], None]) -> None:
         self._files, self._stride, self._report = files, stride, report
+        self._dropped = _unknown_marks() if lower_case else {}
         self._done, self._stopped = 0, threading.Event()
 
     def stop(self) -> None:
@@ -71,7 +75,7 @@ class _Text:
                 raise KeyboardInterrupt
             self._done += len(sentence) + 1
             self._report(self._done)
-            yield sentence
+            yield sentence if sentence.isascii() else sentence.translate(self._dropped)
 
     def distinct_words(self) -> Iterator[str]:
         """The words between spaces, each only a few times: enough to find all characters and their places in words."""
@@ -83,6 +87,16 @@ class _Text:
                 yield " ".join(new)
             if len(seen) > CACHED_WORDS:
                 seen.clear()
+
+
+@cache
+def _unknown_marks() -> dict[int, None]:
+    """The accents that our tokenizer drops, by Python's tables, and the library's keeps, whose tables are older."""
+    from tokenizers.normalizers import BertNormalizer
+
+    keeps = BertNormalizer(lowercase=True).normalize_str
+    marks = (number for number in range(sys.maxunicode + 1) if unicodedata.category(chr(number)) == "Mn")
+    return {number: None for number in marks if keeps(chr(number))}
 
 
 def _interruptible(work: Callable[[], T], stop: Callable[[], None]) -> T:
