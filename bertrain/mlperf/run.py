@@ -149,7 +149,10 @@ def check_experiments(
     settings = as_experiment(settings)
     warn_of_settings(settings)
     if settings.mlperf.probe_accuracy and not init:
-        raise UserError("missing-init", "mlperf.probe_accuracy checks the initial weights; give --init, or set it to 0")
+        raise UserError(
+            "missing-init",
+            "mlperf.probe_accuracy checks the initial weights; give --init, or --mlperf.probe_accuracy 0",
+        )
     preflight(settings, data, attempt_folder(out, 0, 0) / "run", init=init, world=world, here=here)
     _has_recipe(settings, out, data, init)
     return settings

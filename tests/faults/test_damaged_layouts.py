@@ -197,7 +197,7 @@ def test_tfrecords_are_recognized_without_their_package(
     monkeypatch.setitem(sys.modules, "google_crc32c", None)
     assert tfrecord.is_tfrecord(whole["tfrecord"][:16])
     (tmp_path / "text").write_text("words of a text, long enough")
-    refuse("unknown-layout", tmp_path, tmp_path / "text")
+    refuse("not-prepared", tmp_path, tmp_path / "text")
 
 
 def test_verify_compares_with_the_index_there_was(whole: dict[str, bytes], tmp_path: Path) -> None:
