@@ -4,7 +4,7 @@ A schema is a type (int, float, str, bool, Path, Any, `X | None`, Literal, list[
 `Count`, `Finite`, `Name`, a dataclass or NamedTuple, of which an object is made, a dict of schemas by key, where
 `"key?"` may be missing, or a list of the schema of its items. Unknown keys are ignored, and fields with a default may
 be missing: older and newer files can be read. A float that is null or not finite is NaN: a number that is not finite
-is written as null. A path can be opened, or is missing: the system refuses longer ones in other ways.
+is written as null. A path that no system call accepts, since it is too long or has a null byte, is refused.
 """
 
 from __future__ import annotations

@@ -47,7 +47,7 @@ from bertrain.run.folder import TRAIN_PLAN, Run
 from bertrain.run.records import EndRecord, EvaluationRecord, last_record
 from bertrain.weights.hub import PREFIX
 
-VOCABULARY_BYTES = 100 << 20  # of text, evenly strided documents: more says hardly more about words
+VOCABULARY_BYTES = 100 << 20  # of text, in evenly spaced documents: more text says hardly more about words
 USEFUL = 1.2  # times the baseline: below, a model knows little but frequencies
 
 RECIPE_HEAD = """# Repeats the run of `bertrain train` to the bit (on a GPU: if it was trained with --deterministic):
@@ -273,11 +273,10 @@ def _prepare(plan: Plan, request: Request, out: Path) -> None:
         lower_case = words.lower_case
     elif not vocabulary.is_file():
         parts = sorted((out / "text" / EXTRACT_TRAINING).iterdir())
-        stride = -(-sum(part.stat().st_size for part in parts) // VOCABULARY_BYTES)
-        sample = f", from one of {stride} documents" if stride > 1 else ""
-        tell(f"vocabulary: training {plan.vocabulary_size:,} word pieces{sample}")
-        size = plan.vocabulary_size
-        train_vocabulary(parts, vocabulary, size=size, lower_case=lower_case, fewer=True, stride=max(1, stride))
+        size, stride = plan.vocabulary_size, max(1, -(-sum(part.stat().st_size for part in parts) // VOCABULARY_BYTES))
+        sample = f", from one of every {stride} documents" if stride > 1 else ""
+        tell(f"vocabulary: training {size:,} word pieces{sample}")
+        train_vocabulary(parts, vocabulary, size=size, lower_case=lower_case, fewer=True, stride=stride)
     for source, folder in ((out / "text" / EXTRACT_TRAINING, "data"), (out / "text" / "eval.txt", HELD_OUT)):
         if not (out / folder).is_dir():
             made = prepare(

@@ -34,8 +34,8 @@ def train_vocabulary(
 ) -> Vocabulary:
     """Train a WordPiece vocabulary of `size` words on plain text and write it to `out`, one word per line.
 
-    A text that has not as many is refused; with `fewer`, it gets a smaller vocabulary. Of every `stride` documents, one
-    is read.
+    A text with too few word pieces is refused, or with `fewer` gets a smaller vocabulary. Only every `stride`-th
+    document is read.
 
     Example: bertrain.train_vocabulary("articles.txt", "vocab.txt", size=2000)
     """
@@ -91,7 +91,7 @@ class _Text:
 
 @cache
 def _unknown_marks() -> dict[int, None]:
-    """The accents that our tokenizer drops, by Python's tables, and the library's keeps, whose tables are older."""
+    """Accents that our tokenizer drops but the library keeps while it trains: its Unicode tables are older."""
     from tokenizers.normalizers import BertNormalizer
 
     keeps = BertNormalizer(lowercase=True).normalize_str
@@ -100,7 +100,7 @@ def _unknown_marks() -> dict[int, None]:
 
 
 def _interruptible(work: Callable[[], T], stop: Callable[[], None]) -> T:
-    """What `work` returns. A thread does it: a library that computes for long would not let Ctrl-C through."""
+    """What `work` returns. It runs in a thread: while the library computes in the main one, Ctrl-C would wait."""
     future: Future[T] = Future()
 
     def run() -> None:
