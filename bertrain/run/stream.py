@@ -195,7 +195,8 @@ def _add_others(result: MetricsTable, lines: pa.Table) -> None:
 
 def _rank_entries(lines: pa.Table) -> pa.Table:
     """The means of each rank in these lines, those in `seconds` as `seconds.data`, ...."""
-    return pa.Table.from_struct_array(pc.list_flatten(lines["ranks"])).flatten()
+    entries = pc.list_flatten(lines["ranks"]).combine_chunks()  # one chunk: some versions of Arrow need at least one
+    return pa.Table.from_struct_array(entries).flatten()
 
 
 def _add_ranks(sums: dict[tuple[int, str], RankSums], entries: pa.Table) -> None:
