@@ -396,6 +396,10 @@ def fuzz(reader: Reader, folder: Path, seconds: float, seed: int) -> Count:
         fuzzed = Fuzzed(reader, folder)
     except ModuleNotFoundError as missing:
         return Count(left_out=f"{missing.name} is not installed")
+    except UserError as error:
+        if error.code != "missing-package":
+            raise
+        return Count(left_out=str(error))
     draw, end, seen, faults = random.Random(f"{seed} {reader.name}"), time.monotonic() + seconds, set[str](), 0
     while time.monotonic() < end:
         finding = fuzzed.try_one(draw)
