@@ -67,7 +67,7 @@ def weights_export(
     pad_vocab_to: Annotated[
         int | None, Option(help="pad the vocabulary to a multiple of 1, 8 or 64; default: 8 for nvidia, else 1")
     ] = None,
-    precision: Annotated[str | None, Option(help="for onnx: fp32, fp16 or int8; default: fp32")] = None,
+    precision: Annotated[str | None, Option(help="fp32 or fp16, with onnx also int8; default: fp32")] = None,
     checkpoint: Checkpoint = "newest",
 ) -> None:
     """Write weights in a format that other programs load.

@@ -77,8 +77,8 @@ def export(
     """Write the weights of a run's checkpoint (newest, best or a step), or of a folder, to the folder `out`.
 
     `to` is huggingface, with a model card if it is a run; nvidia: a file like MLPerf's model.ckpt-28252.pt, its
-    vocabulary padded to a multiple of 8 or of `pad_vocab_to`; or onnx: a graph for onnxruntime, in the `precision` fp32
-    (default), fp16 or int8.
+    vocabulary padded to a multiple of 8 or of `pad_vocab_to`; or onnx: a graph for onnxruntime. The `precision` is fp32,
+    or with huggingface and onnx also fp16, with onnx also int8.
 
     Example: bertrain.export("runs/tiny", "exported")
     """
@@ -88,10 +88,9 @@ def export(
         if pad_vocab_to is not None:
             raise UserError("conflicting-options", "--to onnx does not pad the vocabulary; leave --pad-vocab-to out")
         return _export_onnx(source, Path(out), which, precision or "fp32")
-    if precision is not None:
-        raise UserError(
-            "conflicting-options", f"--precision {precision} is for --to onnx; leave it out: {to} is written in fp32"
-        )
+    supported = ("fp32", "fp16") if to == "huggingface" else ("fp32",)
+    if precision not in (None, *supported):
+        raise UserError("unknown-precision", f"--precision is {precision!r}; --to {to} writes {' or '.join(supported)}")
     padding = pad_vocab_to if pad_vocab_to is not None else 8 if to == "nvidia" else 1
     _check_padding(padding)
     weights = read_weights(source, which)
@@ -102,7 +101,7 @@ def export(
     if to == "huggingface":
         _refuse_without_vocabulary(weights, source)
         card = model_card(Run.open(source), weights.global_step) if weights.kind == "run" else ""
-        huggingface.write_folder(Path(out), weights, pad_vocab_to=padding, card=card)
+        huggingface.write_folder(Path(out), weights, pad_vocab_to=padding, card=card, as_fp16=precision == "fp16")
         return Path(out)
     if weights.settings.family != "bert" or weights.settings.is_roberta:
         kind = "RoBERTa" if weights.settings.is_roberta else f"model.family {weights.settings.family}"

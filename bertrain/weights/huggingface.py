@@ -192,7 +192,7 @@ def to_huggingface(weights: Weights, *, pad_vocab_to: int = 1, pad_bias: float =
     return out
 
 
-def write_folder(out: Path, weights: Weights, *, pad_vocab_to: int = 1, card: str = "") -> None:
+def write_folder(out: Path, weights: Weights, *, pad_vocab_to: int = 1, card: str = "", as_fp16: bool = False) -> None:
     """Write a folder that AutoModel (or AutoModelFor..., by head) and AutoTokenizer load; complete, or not at all.
 
     `card` becomes its README.md.
@@ -200,12 +200,14 @@ def write_folder(out: Path, weights: Weights, *, pad_vocab_to: int = 1, card: st
     refuse_occupied(out)
     # With such a bias, padding is never predicted.
     tensors = to_huggingface(weights, pad_vocab_to=pad_vocab_to, pad_bias=-10000.0)
+    if as_fp16:
+        tensors = {name: _to_fp16(name, tensor) for name, tensor in tensors.items()}
     words = next(theirs for theirs, place in TRANSFORMERS[weights.settings.family].items() if place.parameter == WORDS)
     settings = replace(weights.settings, vocab_size=len(tensors[words]))
     metadata = {"format": "pt"} | ({} if weights.global_step is None else {GLOBAL_STEP: str(weights.global_step)})
     with new_folder(out) as folder:
         save_tensors(as_roberta(tensors, weights) if settings.is_roberta else tensors, folder / MODEL, metadata)
-        write_companions(folder, weights, settings)
+        write_companions(folder, weights, settings, is_fp16=as_fp16)
         if settings.head == "embed":
             length = weights.max_seq_length or settings.max_positions
             write_pipeline(folder, SentencePipeline(settings.pooling, True, length), settings.hidden_size)
@@ -213,7 +215,14 @@ def write_folder(out: Path, weights: Weights, *, pad_vocab_to: int = 1, card: st
             (folder / CARD).write_text(card)
 
 
-def write_companions(folder: Path, weights: Weights, settings: ModelSettings) -> None:
+def _to_fp16(name: str, tensor: Tensor) -> Tensor:
+    rounded = tensor.half()
+    if not rounded.isfinite().all():
+        raise UserError("too-large-for-fp16", f"{name} has values that fp16 cannot hold; export it in fp32")
+    return rounded
+
+
+def write_companions(folder: Path, weights: Weights, settings: ModelSettings, *, is_fp16: bool = False) -> None:
     """Write what Transformers and Optimum read beside the weights: config.json and the tokenizer."""
     model_type = _class_prefix(settings).lower()
     config: dict[str, Any] = {"architectures": [_architecture(weights)], "model_type": model_type}
@@ -222,7 +231,8 @@ def write_companions(folder: Path, weights: Weights, settings: ModelSettings) ->
         config["max_position_embeddings"] += config["pad_token_id"] + 1
     if weights.vocabulary is not None:
         write_tokenizer(folder, weights.vocabulary, settings)
-    (folder / CONFIGS[1]).write_text(json.dumps(config | {"tie_word_embeddings": True}, indent=2) + "\n")
+    config |= {"tie_word_embeddings": True} | ({"dtype": "float16"} if is_fp16 else {})
+    (folder / CONFIGS[1]).write_text(json.dumps(config, indent=2) + "\n")
 
 
 def _special_ids(weights: Weights) -> dict[str, int | None]:

@@ -289,8 +289,8 @@ def test_command_line_and_refusals(tmp_path: Path, family: str) -> None:
         export(tmp_path / "weights", tmp_path / "new", to="onnx", precision="int4")
     with helpers.refused("conflicting-options", "--pad-vocab-to"):
         export(tmp_path / "weights", tmp_path / "new", to="onnx", pad_vocab_to=8)
-    with helpers.refused("conflicting-options", "--precision fp16"):
-        export(tmp_path / "weights", tmp_path / "new", precision="fp16")
+    with helpers.refused("unknown-precision", "int8", "fp32 or fp16"):
+        export(tmp_path / "weights", tmp_path / "new", precision="int8")
     (tmp_path / "weights" / "vocab.txt").unlink()
     (tmp_path / "weights" / "tokenizer.json").unlink()
     with helpers.refused("missing-vocabulary"):

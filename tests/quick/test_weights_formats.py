@@ -16,6 +16,7 @@ from typer.testing import CliRunner
 from bertrain.cli import weights
 from bertrain.training.fill_mask import fill_mask
 from bertrain.weights.export import export, import_weights
+from bertrain.weights.huggingface import write_folder
 from bertrain.weights.inspect import compare_weights, is_same, show_weights
 from bertrain.weights.source import read_weights
 from tests import helpers
@@ -277,6 +278,26 @@ def test_narrow_types_are_widened(imported: Path, dtype: torch.dtype, tmp_path: 
     import_weights(folder, tmp_path / "wide")
     wide = load_file(tmp_path / "wide" / "model.safetensors")
     assert all(torch.equal(wide[name], tensor.float()) for name, tensor in narrow.items())
+
+
+def test_weights_of_half_the_size(imported: Path, tmp_path: Path) -> None:
+    from transformers import BertForPreTraining
+
+    export(imported, tmp_path / "half", precision="fp16")
+    theirs = BertForPreTraining.from_pretrained(tmp_path / "half", dtype="auto").state_dict()
+    whole = BertForPreTraining.from_pretrained(imported).state_dict()
+    for name, tensor in whole.items():
+        assert theirs[name].dtype == torch.float16
+        assert torch.equal(theirs[name], tensor.half())
+    assert {tensor.dtype for tensor in read_weights(tmp_path / "half").tensors.values()} == {torch.float32}
+
+
+def test_a_weight_that_fp16_cannot_hold(imported: Path, tmp_path: Path) -> None:
+    large = read_weights(imported)
+    next(iter(large.tensors.values())).view(-1)[3] = 1e5
+    with helpers.refused("too-large-for-fp16", "fp32"):
+        write_folder(tmp_path / "half", large, as_fp16=True)
+    assert not (tmp_path / "half").exists()
 
 
 def test_the_rule_of_cases_follows_the_words(imported: Path, tmp_path: Path) -> None:
