@@ -77,8 +77,8 @@ def export(
     """Write the weights of a run's checkpoint (newest, best or a step), or of a folder, to the folder `out`.
 
     `to` is huggingface, with a model card if it is a run; nvidia: a file like MLPerf's model.ckpt-28252.pt, its
-    vocabulary padded to a multiple of 8 or of `pad_vocab_to`; or onnx: a graph for onnxruntime. The `precision` is fp32,
-    or with huggingface and onnx also fp16, with onnx also int8.
+    vocabulary padded to a multiple of 8 or of `pad_vocab_to`; or onnx: a graph for onnxruntime. The `precision` is
+    fp32; huggingface and onnx also have fp16, and onnx int8.
 
     Example: bertrain.export("runs/tiny", "exported")
     """
