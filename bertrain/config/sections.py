@@ -187,7 +187,10 @@ class DataSettings:
         20, "most masked words in one example; 0: as in masked data, else mask_probability of max_seq_length", min=0
     )
     mask_probability: float = setting(
-        MASK_PROBABILITY, "share of tokens to predict; default for model.family modern: 0.3", min=0.001, max=0.5
+        MASK_PROBABILITY,
+        "share of tokens to predict in training; default for model.family modern: 0.3. Evaluations always mask 0.15",
+        min=0.001,
+        max=0.5,
     )
     whole_word: bool = setting(False, "mask whole words instead of single word pieces")
     slice: str = setting("", "part of the rows to train on, in file order, such as 0:0.9; empty: all")

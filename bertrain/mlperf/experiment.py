@@ -294,8 +294,8 @@ def probe_initial_weights(settings: Settings, init: str) -> float:
         missing = copy_weights(parameters, read_weights(init), extends_positions=extends)
         if missing:
             raise AgreedError("incomplete-weights", f"{init} has no {', '.join(missing)}; use weights with both heads")
-        loader = Loader(open_for(settings.evaluate.data, settings, ranks), settings, rank=ranks.rank, world=ranks.world)
-        held_out = HeldOutEvaluator(loader, settings.evaluate.max_examples, settings.model)
+        data = open_for(settings.evaluate.data, settings, ranks)
+        held_out = HeldOutEvaluator(data, settings, ranks, settings.evaluate.max_examples)
         predict = predictor(model.to(ranks.device), settings, ranks.device)
         accuracy = held_out.evaluate(predict, ranks)["mlm_accuracy"]
         if abs(accuracy - expected) > tolerance:

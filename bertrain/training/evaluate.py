@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import sys
 import time
 from collections.abc import Iterator
@@ -16,9 +17,10 @@ from bertrain.base.console import remark
 from bertrain.base.errors import UserError
 from bertrain.base.formatting import duration
 from bertrain.base.machine import is_first_rank
-from bertrain.config.settings import ModelSettings, Settings
+from bertrain.config.choices import MASK_PROBABILITY
+from bertrain.config.settings import Settings
 from bertrain.data.feed.loader import Loader
-from bertrain.data.formats.source import open_data
+from bertrain.data.formats.source import DataSource, open_data
 from bertrain.model.batch import Batch
 from bertrain.model.encoder import Outputs
 from bertrain.model.heads import pretraining_sums
@@ -66,8 +68,7 @@ def evaluate(
     refuse_other_vocabulary(held_out, opened.vocabulary_hash)
     weights = read_weights(run, which)
     with load_predictor(weights, settings) as (predict, ranks):
-        loader = Loader(held_out, settings, rank=ranks.rank, world=ranks.world)
-        evaluator = HeldOutEvaluator(loader, max_examples, settings.model)
+        evaluator = HeldOutEvaluator(held_out, settings, ranks, max_examples)
         with reporting(predict, evaluator.num_examples // ranks.world) as reported:
             result = evaluator.evaluate(reported, ranks)
     return {"step": float(weights.global_step or 0)} | result
@@ -108,6 +109,15 @@ def load_predictor(weights: Weights, settings: Settings) -> Iterator[tuple[Predi
         yield predictor(build_model(weights).to(ranks.device), settings, ranks.device), ranks
 
 
+def with_bert_masks(settings: Settings) -> Settings:
+    """Settings that mask BERT's share of the tokens: so losses of runs that train with other shares can be compared."""
+    data = settings.data
+    if data.mask_probability == MASK_PROBABILITY:
+        return settings
+    predictions = math.ceil(MASK_PROBABILITY * data.max_seq_length)
+    return replace(settings, data=replace(data, mask_probability=MASK_PROBABILITY, max_predictions=predictions))
+
+
 class HeldOutEvaluator:
     """Evaluates on a rank's share of the held-out batches, which stay on the device if they fit."""
 
@@ -116,10 +126,11 @@ class HeldOutEvaluator:
     can_shrink = True
     """Whether it may evaluate on fewer examples."""
 
-    def __init__(self, loader: Loader, max_examples: int, model: ModelSettings) -> None:
-        self._mask_id, self._model = loader.data.vocabulary.id_of("[MASK]"), model
-        self._loader = loader
-        self.shrink(min(max_examples or len(loader.data), len(loader.data)))
+    def __init__(self, data: DataSource, settings: Settings, ranks: parallel.Ranks, max_examples: int) -> None:
+        self._mask_id, self._model = data.vocabulary.id_of("[MASK]"), settings.model
+        on_gpu = ranks.device.type == "cuda"
+        self._loader = Loader(data, with_bert_masks(settings), rank=ranks.rank, world=ranks.world, pin_memory=on_gpu)
+        self.shrink(min(max_examples or len(data), len(data)))
 
     def shrink(self, num_examples: int) -> None:
         """Evaluate on only so many examples from now on."""

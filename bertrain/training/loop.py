@@ -427,6 +427,4 @@ def _evaluator(resolved: ResolvedRun, ranks: parallel.Ranks) -> Evaluator | None
         return TaskEvaluator(resolved.task, splits, settings, data.folder, data.vocabulary) if splits else None
     if resolved.held_out is None:
         return None
-    on_gpu = ranks.device.type == "cuda"
-    loader = Loader(resolved.held_out, settings, rank=ranks.rank, world=ranks.world, pin_memory=on_gpu)
-    return HeldOutEvaluator(loader, settings.evaluate.max_examples, settings.model)
+    return HeldOutEvaluator(resolved.held_out, settings, ranks, settings.evaluate.max_examples)

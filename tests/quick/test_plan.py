@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -123,13 +124,25 @@ def test_a_budget_of_many_epochs_is_remarked_on() -> None:
     assert not any(one.what == "warning" for one in make_plan(text_of(4000), H200, budget="2m").choices)
 
 
+def test_more_words_are_masked_unless_the_user_says_how_many() -> None:
+    plan = make_plan(text_of(40), H200, budget="9m")
+    assert plan.settings(HELD_OUT).data.mask_probability == 0.3
+    assert "masked words" in [one.what for one in plan.choices]
+    set_by_user = make_plan(text_of(40), H200, budget="9m", given={"data.mask_probability": "0.2"})
+    assert set_by_user.settings(HELD_OUT).data.mask_probability == 0.2
+    assert "masked words" not in [one.what for one in set_by_user.choices]
+
+
 def test_steps_and_first_heads_follow_the_device_and_are_said() -> None:
     on_gpu = make_plan(text_of(4000), H200, budget="9m")
-    tokens = H200.tokens_in(540, on_gpu.settings(HELD_OUT))
-    assert int(on_gpu.overrides["batch.tokens"]) == pytest.approx(tokens / 16_000, rel=0.1)
+    chosen = on_gpu.settings(HELD_OUT)
+    model = replace(chosen.model, vocab_size=on_gpu.vocabulary_size)
+    tokens = H200.tokens_in(540, replace(chosen, model=model))
+    assert int(on_gpu.overrides["batch.tokens"]) == pytest.approx(tokens / 16_000, rel=0.01)
     assert on_gpu.overrides["model.initial_heads"] == "neighbours"
     assert "first heads" in [one.what for one in on_gpu.choices]
     set_by_user = make_plan(text_of(4000), H200, budget="9m", given={"model.initial_heads": "random"})
     assert set_by_user.overrides["model.initial_heads"] == "random"
     assert "first heads" not in [one.what for one in set_by_user.choices]
-    assert "model.initial_heads" not in make_plan(text_of(40), H200, budget="9m", init="weights").overrides
+    continued = make_plan(text_of(40), H200, budget="9m", init="weights")
+    assert continued.overrides.keys().isdisjoint({"model.initial_heads", "data.mask_probability"})

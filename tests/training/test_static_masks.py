@@ -32,3 +32,12 @@ def test_losses_are_the_same_in_any_layout_and_policy(folders: dict[str, Path], 
         pretrain(settings, folders["hdf5-varlength"], tmp_path / f"{policy}-{budget}")
         for one, other in zip(helpers.losses(tmp_path / f"{policy}-{budget}"), runs["arrow"], strict=True):
             assert one == pytest.approx(other, rel=1e-5)
+
+
+def test_evaluations_mask_the_same_words_whatever_is_trained_with(tmp_path: Path) -> None:
+    data = helpers.make_data(tmp_path)
+    for share in (0.15, 0.3):
+        masked = {"data__mask_probability": share, "data__max_predictions": 0}
+        # The warm-up's first step has a learning rate of 0, so both runs keep the same weights.
+        pretrain(helpers.tiny_settings(**masked, train__max_steps=1), data, tmp_path / str(share))
+    assert evaluate(tmp_path / "0.15", data) == evaluate(tmp_path / "0.3", data)
