@@ -22,6 +22,10 @@ def no_training_and_no_process() -> Iterator[None]:
 
         patch.setattr(owner, name, fail)
 
+    # At their first import, NumPy 2.0 starts lscpu, and Matplotlib fc-list if it has no list of this machine's fonts.
+    import matplotlib.font_manager  # noqa: F401
+    import numpy.testing  # noqa: F401
+
     with pytest.MonkeyPatch.context() as patch:
         forbid(TrainState, "build", "training")
         forbid(subprocess.Popen, "__init__", "processes")
