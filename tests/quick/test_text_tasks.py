@@ -54,6 +54,7 @@ def test_pairs_are_cut_from_the_longer_one(length_a: int, length_b: int, room: i
 
 @pytest.mark.parametrize("longest", [128, 24])
 def test_examples_are_those_of_transformers(longest: int) -> None:
+    pytest.importorskip("transformers")
     from transformers import BertTokenizer
 
     theirs = BertTokenizer(vocab={word: number for number, word in enumerate(VOCABULARY.words)})

@@ -89,6 +89,7 @@ def test_long_words(word: str) -> None:
 @pytest.fixture(scope="module")
 def exported(tmp_path_factory: pytest.TempPathFactory) -> dict[bool, Any]:
     """What Transformers loads from a folder of weights, with and without lowercasing."""
+    pytest.importorskip("transformers")
     from transformers import AutoTokenizer
 
     folders = {lower_case: tmp_path_factory.mktemp("tokenizer") for lower_case in (True, False)}

@@ -59,6 +59,7 @@ def tensorflow_name(name: str) -> str:
 
 @pytest.mark.parametrize(("checkpoint", "step"), [(GOOGLE, 20), (MLPERF, 28252)])
 def test_tensorflow_into_transformers_tensor_by_tensor(checkpoint: Path, step: int, tmp_path: Path) -> None:
+    pytest.importorskip("transformers")
     from transformers import BertForPreTraining
 
     done = import_weights(checkpoint, tmp_path / "out")
@@ -200,6 +201,7 @@ def companions(imported: Path, folder: Path) -> Path:
 
 
 def test_what_was_imported_serves_transformers(imported: Path) -> None:
+    pytest.importorskip("transformers")
     from transformers import AutoModel, AutoTokenizer, pipeline
 
     assert AutoModel.from_pretrained(imported).config.hidden_size == 4
@@ -241,6 +243,7 @@ def test_spellings_of_hugging_face(imported: Path, name: str, tmp_path: Path) ->
 
 @pytest.mark.parametrize("suffix", [".safetensors", ".bin"])
 def test_models_in_several_files(imported: Path, suffix: str, tmp_path: Path) -> None:
+    pytest.importorskip("transformers")
     from transformers import BertForPreTraining
 
     folder = companions(imported, tmp_path / "folder")
@@ -314,6 +317,7 @@ def test_the_rule_of_cases_follows_the_words(imported: Path, tmp_path: Path) -> 
 
 
 def test_padding_of_the_vocabulary(imported: Path, tmp_path: Path) -> None:
+    pytest.importorskip("transformers")
     from transformers import AutoModelForMaskedLM, pipeline
 
     import_weights(GOOGLE, tmp_path / "padded", pad_vocab_to=64)
@@ -354,6 +358,7 @@ def test_what_has_64_bits_is_rounded_and_said(imported: Path, tmp_path: Path) ->
 
 
 def test_a_head_of_several_labels_is_not_one_of_single_labels(imported: Path, tmp_path: Path) -> None:
+    pytest.importorskip("transformers")
     from transformers import BertConfig, BertForSequenceClassification
 
     folder = companions(imported, tmp_path / "several")
@@ -373,6 +378,7 @@ def test_a_head_of_several_labels_is_not_one_of_single_labels(imported: Path, tm
 
 
 def test_words_that_transformers_saved_come_back(imported: Path, tmp_path: Path) -> None:
+    pytest.importorskip("transformers")
     from transformers import AutoModelForMaskedLM, AutoTokenizer
 
     AutoModelForMaskedLM.from_pretrained(imported).save_pretrained(tmp_path / "saved")
