@@ -1,6 +1,7 @@
 # make demo    install into .venv, then text to a trained model on the CPU, in minutes
 # make quick   install into .venv and run the tests that neither train nor start a process, in a minute
 # make test    these, then everything else that needs no root and no services
+# make lowest  the quick tests with the lowest versions that pyproject.toml allows, in build/lowest
 # make test-services   what needs root or real programs, installed from Debian's packages
 # make test-wheel      build the wheel, install it alone in a fresh environment elsewhere, run it there
 # make soak HOURS=1    random kills, full disks, limits, bit flips and mutated inputs for hours; fails at any failure
@@ -21,7 +22,7 @@ TORCH := torch>=2.11,<=2.13.0
 SERVICES := chromium chromium-driver slurm-wlm munge openssh-server openssh-client openmpi-bin shellcheck libjemalloc2 libomp5 \
 	buildah mmdebstrap
 
-.PHONY: demo pictures install quick test test-services test-wheel soak kernel-matrix check docs release format clean
+.PHONY: demo pictures install quick lowest test test-services test-wheel soak kernel-matrix check docs release format clean
 
 demo: $(VENV)/.base
 	PATH="$(CURDIR)/$(BIN):$$PATH" demo/run.sh
@@ -48,12 +49,27 @@ $(VENV)/.installed: $(VENV)/.base
 	@touch $@
 
 # A worker with nothing left takes tests from the other: files take from milliseconds to minutes.
-PYTEST := $(BIN)/pytest -q -n 2 --dist worksteal
+WORKERS := -q -n 2 --dist worksteal
+PYTEST := $(BIN)/pytest $(WORKERS)
 # Tests start hundreds of processes; each would compile the package anew.
 unexport PYTHONDONTWRITEBYTECODE
 
 quick: install
 	$(PYTEST) tests/quick
+
+LOWEST := build/lowest
+# torch comes first, as above, and is the newest, which is downloaded already; TORCH=torch==2.11.0 takes the lowest.
+# uv chooses torch's dependencies, since some are ours too. Transformers is left out: it needs newer versions of ours.
+$(LOWEST)/.installed: pyproject.toml
+	$(PYTHON) -m venv --clear $(LOWEST)
+	@$(LOWEST)/bin/pip --disable-pip-version-check install $(QUIET) --no-deps "$(TORCH)" uv
+	@printf 'transformers\nsentence-transformers\n' > $(LOWEST)/excludes.txt
+	@$(LOWEST)/bin/uv pip install $(QUIET) --python $(LOWEST) --resolution lowest-direct \
+		--excludes $(LOWEST)/excludes.txt -e ".[test]"
+	@touch $@
+
+lowest: $(LOWEST)/.installed
+	$(LOWEST)/bin/pytest $(WORKERS) tests/quick
 
 test: quick
 	$(PYTEST) --durations 12 -m "not services" --ignore tests/quick
