@@ -58,6 +58,8 @@ def mlperf_run(
     from bertrain.mlperf.experiment import probe_initial_weights
     from bertrain.mlperf.run import check_experiments, run_experiments, run_one
 
+    if attempt and only is None:
+        raise UserError("option-without-effect", "--attempt needs --only; give both, or leave --attempt out")
     if only is None and under_launcher():
         raise AgreedError(
             "missing-option", "under torchrun, ranks run one experiment at a time; choose it with --only N"

@@ -234,8 +234,8 @@ def score(
     predictions: Annotated[Path, Option(help="the file of predictions: answers by question id, in JSON")],
     null_odds: Annotated[Path | None, Option(help="squad/v2.0: a file of no-answer scores by question id")] = None,
     null_threshold: Annotated[
-        float, Option(help="--null-odds above this count as no answer; 1 as in SQuAD's script")
-    ] = 1.0,
+        float | None, Option(help="--null-odds above this count as no answer; default: 1, as in SQuAD's script")
+    ] = None,
     as_json: options.AsJson = False,
 ) -> None:
     """Score a file of predictions with exactly the results of the task's official script.

@@ -20,12 +20,12 @@ def score(
     predictions: str | Path,
     *,
     null_odds: str | Path | None = None,
-    null_threshold: float = 1.0,
+    null_threshold: float | None = None,
 ) -> dict[str, float]:
     """The official metrics of a file of predictions, against the file with the questions and answers of a task.
 
     `null_odds` (squad/v2.0) is a file with a score of each question for having no answer; a prediction counts as empty
-    where that exceeds `null_threshold`.
+    where that exceeds `null_threshold`, by default 1 as in SQuAD's script.
     """
     prefix = task.partition("/")[0]
     if prefix != "squad":
@@ -36,7 +36,7 @@ def score(
             "conflicting-options",
             "--null-odds is for squad/v2.0, not v1.1, where every question has an answer; leave it out",
         )
-    if null_threshold != 1.0 and not null_odds:
+    if null_threshold is not None and not null_odds:
         raise UserError(
             "option-without-effect", "--null-threshold needs --null-odds; give both, or leave --null-threshold out"
         )
@@ -51,7 +51,8 @@ def score(
     if odds is not None and (missing := [question for question in ids if question not in odds]):
         count = f"{len(missing):,} questions"
         raise UserError("missing-odds", f"{null_odds} has no value for {count} of {data}, such as {missing[0]}")
-    return score_squad(collection, answers, version, null_odds=odds, null_threshold=null_threshold)
+    threshold = 1.0 if null_threshold is None else null_threshold
+    return score_squad(collection, answers, version, null_odds=odds, null_threshold=threshold)
 
 
 def _read_by_question(path: Path, meaning: str, is_valid: Callable[[Any], bool]) -> dict[str, Any]:

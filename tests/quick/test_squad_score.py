@@ -115,8 +115,10 @@ def test_the_threshold_by_hand() -> None:
 @pytest.mark.parametrize("version", ["v1.1", "v2.0"])
 def test_a_threshold_without_odds_has_no_effect(version: str, tmp_path: Path) -> None:
     (tmp_path / "predictions.json").write_text("{}")
-    with refused("option-without-effect", "--null-threshold", "--null-odds"):
-        score(f"squad/{version}", SAMPLE / f"dev-{version}.json", tmp_path / "predictions.json", null_threshold=0.5)
+    for threshold in (0.5, 1.0):
+        with refused("option-without-effect", "--null-threshold", "--null-odds"):
+            predictions = tmp_path / "predictions.json"
+            score(f"squad/{version}", SAMPLE / f"dev-{version}.json", predictions, null_threshold=threshold)
 
 
 @pytest.mark.parametrize(

@@ -36,6 +36,7 @@ from bertrain.data.text.records import Problem, Reading, Record, read_records
 from bertrain.data.text.survey import Survey, survey
 
 EVALUATION = "eval.txt"
+HOLD_OUT_SEED = 12345
 SAMPLED_BYTES = 4 << 20
 PROBLEMS_LISTED = 100
 
@@ -58,7 +59,7 @@ def extract(
     min_characters: int = 0,
     deduplicate: bool = False,
     hold_out: float = 0,
-    hold_out_seed: int = 12345,
+    hold_out_seed: int = HOLD_OUT_SEED,
     on_error: OnError = "stop",
     part_bytes: int = 27_000_000,
     workers: int = 1,
@@ -82,6 +83,8 @@ def extract(
         ("--min-characters", min_characters, 0, math.inf),
         ("--hold-out", hold_out, 0, math.inf),
     )
+    if hold_out_seed != HOLD_OUT_SEED and not hold_out:
+        raise UserError("option-without-effect", "--hold-out-seed needs --hold-out; give both, or leave it out")
     out = Path(out)
     refuse_occupied(out)
     source = _look_at(inputs, form, text_column, encoding, document_end, wrapped, sentences, language)
