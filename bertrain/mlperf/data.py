@@ -25,6 +25,7 @@ import numpy as np
 
 from bertrain.base.errors import UserError
 from bertrain.base.files import file_digest, new_folder, write_atomically
+from bertrain.base.schema import JsonError, load_json
 from bertrain.data.formats.convert import convert, convert_into, shard_sizes, strided
 from bertrain.data.formats.hdf5 import row_checksum
 from bertrain.data.formats.shards import Shards
@@ -186,10 +187,10 @@ def _check_record(place: Path, wanted: dict[str, Any]) -> None:
     """Refuse an existing folder of a stage that was made from other inputs."""
     remedy = f"remove {place} or choose another --out"
     try:
-        record = json.loads(_record_path(place).read_text())
-        options, inputs = dict(record["options"]), dict(record["inputs"])
-    except (OSError, ValueError, KeyError, TypeError):
+        record = load_json(_record_path(place), {"options": dict[str, Any], "inputs": dict[str, Any]})
+    except (OSError, JsonError):
         raise UserError("unknown-stage", f"{place} exists, but has no record of its inputs; {remedy}") from None
+    options, inputs = record["options"], record["inputs"]
     for option, value in wanted["options"].items():
         if options.get(option) != value:
             was = options.get(option)

@@ -88,6 +88,11 @@ def summarize_log(log: Log, *, ranks: int = 0) -> LogSummary:
     seconds = _seconds(begin, end)
     samples, samples_from, doubts = count_samples(log)
     evaluations = list_evaluations(log)
+    if seconds is not None and seconds <= 0:
+        doubts.append("run_stop is not after run_start, so there is no time to train")
+        seconds = None
+    if wrong := [one.accuracy for one in evaluations if not 0 <= one.accuracy <= 1]:
+        doubts.append(f"eval_accuracy is {wrong[0]:g}, which is no share")
     timed = [one.evaluation_s for one in evaluations if one.evaluation_s is not None]
     rates = [one.sequences_per_s for one in evaluations[1:] or evaluations if one.sequences_per_s and timed]
     first_samples, first_s = find_beginning(log, evaluations)
@@ -135,17 +140,19 @@ def count_samples(log: Log) -> tuple[int | None, str | None, list[str]]:
     """The samples until the last evaluation, the key that counts them, and the counts that contradict it.
 
     Takes what MLPerf's checker of convergence takes: epoch_num of the last eval_accuracy, unless it counts epochs.
-    Some submitters log the size of the data or the planned maximum as train_samples, before the run starts.
+    Some submitters log the size of the data or the planned maximum as train_samples, before training.
     """
     last, batch = next(iter(log.all("eval_accuracy")[::-1]), None), _to_int(log.value("global_batch_size"))
     counts = {key: _count(log, last, key) for key in COUNTERS} if last else {}
     logged, doubts = log.first("train_samples"), []
     if logged is not None and (trained := _to_int(logged.value)) is not None:
-        begin = log.first("run_start")
-        if begin is None or log.entries.index(logged) > log.entries.index(begin):
+        before = last or log.first("run_start")
+        if before is None or log.entries.index(logged) > log.entries.index(before):
             counts["train_samples"] = trained
         else:
-            doubts.append(f"train_samples {trained:,} is not used: it was logged before training began")
+            doubts.append(f"train_samples {trained:,} is not used: it was logged before training ended")
+    if batch is not None and batch <= 0:
+        doubts.append(f"global_batch_size is {batch}")
     steps = _to_int(last.metadata.get("step_num")) if last else None
     counts["global_batch_size x step_num"] = batch * steps if batch and steps else None
     known = [(key, count) for key, count in counts.items() if count is not None]
@@ -207,8 +214,10 @@ def score_runs(logs: Sequence[LogSummary]) -> Score:
 
 def find_mixture(logs: Sequence[LogSummary]) -> str:
     """What the logs do not share, so that they cannot be scored together; empty if they are of one system."""
-    for name in ("organization", "platform", "global_batch_size", "division"):
-        values = {str(getattr(log, name)): log.file for log in logs}
+    for name in ("organization", "platform", "global_batch_size", "division", "ranks"):
+        # A log that does not count its ranks may be of any number.
+        known = [log for log in logs if name != "ranks" or log.ranks is not None]
+        values = {str(getattr(log, name)): log.file for log in known}
         if len(values) > 1:
             return f"{name} is " + ", ".join(f"{value} in {Path(file).name}" for value, file in values.items())
     return ""

@@ -163,6 +163,8 @@ def test_folders_made_of_something_else_are_refused(made: Path, tmp_path: Path) 
     refuse("other-stage", f"{out}/arrow/training", "vocab.txt")
     shutil.copy(made / "phase1" / "vocab.txt", out / "phase1" / "vocab.txt")
     mlperf_data(out, packed=True, skip_download=True, shards=SHARDS, eval_count=10)
+    (out / ".packed_data.made-of.json").write_text("[" * 100_000)
+    refuse("unknown-stage", f"{out}/packed_data")
     (out / ".packed_data.made-of.json").unlink()
     refuse("unknown-stage", f"{out}/packed_data")
 

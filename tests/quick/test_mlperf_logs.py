@@ -117,6 +117,29 @@ def test_the_planned_samples_are_not_those_trained_on(tmp_path: Path) -> None:
     assert "ranks" not in shown
 
 
+def test_the_size_of_the_data_is_not_believed_during_training_either(tmp_path: Path) -> None:
+    log = write_log(
+        tmp_path / "log.txt", (0, "global_batch_size", 448, {}), (10, "run_start", None, {}),
+        (11, "train_samples", 156_725_653, {}), accuracy(610, 0.7, epoch_num=1), accuracy(1210, 0.72, epoch_num=1),
+        (1210, "run_stop", 0.72, STOP),
+    )  # fmt: skip
+    (figures,) = show_logs([log])
+    assert (figures.train_samples, figures.sequences_per_s) == (None, None)
+    assert "156,725,653" in figures.doubts[0]
+
+
+def test_values_that_no_run_can_have_are_doubted(tmp_path: Path) -> None:
+    log = write_log(
+        tmp_path / "log.txt", (0, "global_batch_size", 0, {}), (10, "run_start", None, {}), accuracy(20, 7.2),
+        (9, "run_stop", 0.72, STOP),
+    )  # fmt: skip
+    (figures,) = show_logs([log])
+    assert figures.time_to_train_s is None
+    assert not figures.has_converged
+    for part in ("run_stop", "eval_accuracy is 7.2", "global_batch_size is 0"):
+        assert any(part in doubt for doubt in figures.doubts), part
+
+
 def test_counts_that_contradict_each_other_are_named(tmp_path: Path) -> None:
     """Graphcore's train_samples differs by a thousandth, which is no contradiction."""
     for logged, doubts in ((2_976_795, 0), (4_000_000, 1)):
@@ -405,6 +428,18 @@ def test_results_of_several_systems_are_not_checked_together(tmp_path: Path, key
         check_results(tmp_path)
     done = CliRunner().invoke(app, ["mlperf", "show", "--json", *map(str, result_files(tmp_path))])
     assert '"score"' not in done.stdout, "show does not score them either"
+
+
+def test_results_of_more_and_fewer_ranks_are_not_scored_together(tmp_path: Path) -> None:
+    for number, ranks in enumerate((8, 8, 32)):
+        write_log(
+            tmp_path / f"result_{number}.txt", (0, "init_start", None, {"ranks": ranks}),
+            (0, "global_batch_size", 448, {}), (10, "run_start", None, {}), accuracy(610, 0.72, epoch_num=2_551_360),
+            (610, "run_stop", 0.72, STOP),
+        )  # fmt: skip
+    logs = show_logs(sorted(tmp_path.iterdir()))
+    assert find_mixture(logs) == "ranks is 8 in result_1.txt, 32 in result_2.txt"
+    assert not find_mixture([*logs[:2], replace(logs[2], ranks=None)])
 
 
 @pytest.mark.parametrize(
