@@ -280,3 +280,10 @@ def test_a_page_of_unclosed_marks_is_skipped_before_it_takes_minutes(mark: str) 
     with pytest.raises(NotAnArticle):
         paragraphs_of_wikitext(mark * 20_000, wiki)
     assert paragraphs_of_wikitext("Words <b>of</b> a page.<br>" * 2000 + "\n\n" + mark * 50, wiki)
+
+
+def test_a_seed_without_documents_to_hold_out_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "a.txt").write_text("some text\n")
+    with pytest.raises(UserError, match="--hold-out-seed needs --hold-out"):
+        extract([tmp_path / "a.txt"], tmp_path / "out", hold_out_seed=5)
+    assert not (tmp_path / "out").exists()
