@@ -39,6 +39,7 @@ from bertrain.data.text.vocabulary import Vocabulary
 from bertrain.launch.job import JobSpec, Task, make_job, place, read_hostfile, read_job, write_job
 from bertrain.launch.scripts import job_script
 from bertrain.launch.submit import job_status
+from bertrain.mlperf.check import check_results
 from bertrain.mlperf.show import show_logs
 from bertrain.profiling.profile_report import profile_report
 from bertrain.reports import history
@@ -321,6 +322,8 @@ def readers() -> list[Reader]:
                _copy(HERE / "data" / "squad" / "dev-v2.0.json", "dev.json")),
         Reader("predictions", "predictions.json", _score, _squad_answers),
         Reader("MLPerf log", "result_0.txt", lambda at: show_logs([at / "result_0.txt"]),
+               _copy(GOLDEN / "mlperf-h200-result_3.txt", "result_0.txt")),
+        Reader("MLPerf check", "result_0.txt", lambda at: check_results(at),
                _copy(GOLDEN / "mlperf-h200-result_3.txt", "result_0.txt")),
         *(Reader(f"profile: {name}", f"{set_}/{name}", lambda at: profile_report([at / "set"], out=at / "page.html"),
                  _copy(HERE / "data" / "profile-h200", "set"))
