@@ -157,7 +157,7 @@ def _calibrate(gpu: Gpu, folder: Path, sample: Ints) -> tuple[Gpu, float, str]:
     import numpy as np
 
     from bertrain.config.resolve import from_dict
-    from bertrain.planning.devices import find_network, with_ceilings
+    from bertrain.planning.devices import find_network, gpu_like, with_ceilings
     from bertrain.planning.plan import full_bins
     from bertrain.planning.step_time import Cluster, Design, calibrated
     from bertrain.profiling.sets import find_sets
@@ -166,6 +166,11 @@ def _calibrate(gpu: Gpu, folder: Path, sample: Ints) -> tuple[Gpu, float, str]:
     facts, steps = sets[0].facts, np.concatenate([one.compared for one in sets])
     if "ceilings" not in facts or "settings" not in facts:
         raise UserError("not-a-profile", f"{folder} has no measured speed; measure one with `bertrain profile run`")
+    device = facts["environment"]["device"]
+    if (like := gpu_like(device)) is None or like.name != gpu.name:
+        raise UserError(
+            "conflicting-options", f"--calibrate {folder} is a profile of {device}, not of --gpu {gpu.name}; change one"
+        )
     settings = from_dict(facts["settings"])
     ceilings, tokens = facts["ceilings"], float(np.median(sets[0].tokens)) / facts["environment"]["ranks"]
     gpu = with_ceilings(gpu, settings.train.precision, ceilings["operations_per_s"], ceilings["bytes_per_s"])

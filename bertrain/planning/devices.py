@@ -13,6 +13,7 @@ from typing import Any
 from bertrain.base.errors import UserError
 
 TILE_OPERATIONS = 2 * 128 * 128 * 1024  # of a usual tile of a matrix product
+SAYS_NOTHING = r"nvidia|tesla|geforce|sxm\d?|hbm3e?"  # words of CUDA's names that tell no two cards of the table apart
 LINK_SHARE = 0.8  # of a link's stated bandwidth, that NCCL's large collectives reach
 
 
@@ -97,10 +98,17 @@ def find_gpu(name: str) -> Gpu:
 
 
 def gpu_like(device: str) -> Gpu | None:
-    """The GPU of the table that CUDA calls `device`, such as NVIDIA H100 80GB HBM3; None if there is none."""
-    name = device.lower().replace("-sxm4-80gb", "").replace("-sxm4-40gb", "-40").replace("pcie", "-pcie")
-    words = re.split(r"[\s]+", name.removeprefix("nvidia ").replace("geforce rtx ", "rtx"))
-    return find_gpu(words[0]) if words[0] in gpu_names() else None
+    """The GPU of the table that CUDA calls `device`, such as NVIDIA H100 80GB HBM3; None if there is none.
+
+    A word that is not understood (PCIe, NVL, Laptop, MIG) names another card, with other speeds.
+    """
+    words = [word for word in re.split(r"[\s-]+", device.lower()) if not re.fullmatch(SAYS_NOTHING, word)]
+    sizes = [word.removesuffix("gb") for word in words if re.fullmatch(r"\d+gb", word)]
+    name = "-".join(word for word in words if word.removesuffix("gb") not in sizes).replace("rtx-", "rtx")
+    for known in ("-".join([name, *sizes]), name):
+        if known in gpu_names() and all(int(size) == _table()["gpu"][known]["memory"] for size in sizes):
+            return find_gpu(known)
+    return None
 
 
 def find_network(text: str, gpu: Gpu, per_node: int) -> Network:
@@ -110,7 +118,7 @@ def find_network(text: str, gpu: Gpu, per_node: int) -> Network:
     inside_name, _, between_name = text.partition("+")
     adapters, _, between_name = (between_name or "ib-ndr").rpartition("x")
     inside, between = _table()["inside"].get(inside_name), _table()["between"].get(between_name)
-    if inside is None or between is None or (adapters and not adapters.isdecimal()):
+    if inside is None or between is None or (adapters and not re.fullmatch("[1-9][0-9]{0,3}", adapters)):
         known = f"{', '.join(_table()['inside'])} inside a machine and {', '.join(_table()['between'])} between them"
         raise UserError(
             "unknown-network",

@@ -43,11 +43,13 @@ def test_a_profile_calibrates_the_gpu() -> None:
         (("--gpu", "rtx4090"), "out-of-memory", "rtx4090"),
         (("--gpu", "h100", "--count", "8,many"), "bad-count", "many"),
         (("--gpu", "h100", "--network", "string"), "unknown-network", "ib-hdr"),
+        (("--gpu", "h200", "--network", "nvlink+0xib-hdr"), "unknown-network", "0xib-hdr"),
+        (("--gpu", "h100", "--calibrate", ROOT / "tests" / "data" / "profile-h200"), "conflicting-options", "H200"),
         (("--gpu", "h100", "--data", "."), "conflicting-options", "--lengths"),
         (("--gpu", "h100", "--plot", "plan.txt"), "bad-picture", ".svg"),
     ],
 )  # fmt: skip
-def test_bad_input_is_refused(arguments: tuple[str, ...], code: str, named: str) -> None:
+def test_bad_input_is_refused(arguments: tuple[str | Path, ...], code: str, named: str) -> None:
     done = helpers.bertrain(*MLPERF, *arguments, check=False)
     assert done.returncode == 2
     assert f"[{code}]" in done.stderr

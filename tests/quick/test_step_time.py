@@ -206,8 +206,17 @@ def test_every_gpu_of_the_table_can_be_planned_for() -> None:
 def test_names_of_cuda_are_found_in_the_table() -> None:
     named = {"NVIDIA H100 80GB HBM3": "h100", "NVIDIA A100-SXM4-80GB": "a100", "NVIDIA H200": "h200"}
     named |= {"NVIDIA A100-SXM4-40GB": "a100-40", "NVIDIA GeForce RTX 4090": "rtx4090"}
+    named |= {"Tesla V100-SXM2-32GB": "v100", "NVIDIA H100 PCIe": "h100-pcie", "NVIDIA L40S": "l40s"}
     assert {device: found.name for device in named if (found := gpu_like(device))} == named
-    assert gpu_like("NVIDIA T400 4GB") is None
+
+
+@pytest.mark.parametrize(
+    "device",
+    ["NVIDIA T400 4GB", "NVIDIA A100 80GB PCIe", "NVIDIA A100-PCIE-40GB", "NVIDIA H100 NVL", "NVIDIA H200 NVL",
+     "NVIDIA GeForce RTX 4090 Laptop GPU", "Tesla V100-SXM2-16GB", "NVIDIA A100-SXM4-80GB MIG 3g.40gb"],
+)  # fmt: skip
+def test_a_card_that_is_not_in_the_table_is_no_other_card(device: str) -> None:
+    assert gpu_like(device) is None
 
 
 def test_networks_by_name_and_by_file(tmp_path: Path) -> None:
@@ -222,7 +231,7 @@ def test_networks_by_name_and_by_file(tmp_path: Path) -> None:
     file.write_text("inside_gb_per_s = 300\n")
     with helpers.refused("bad-network-file", str(file)):
         find_network(str(file), gpu, 8)
-    for wrong in ("carrier-pigeon", "nvlink+ib-xyz", "nvlink+axib-hdr"):
+    for wrong in ("carrier-pigeon", "nvlink+ib-xyz", "nvlink+axib-hdr", "nvlink+0xib-hdr"):
         with helpers.refused("unknown-network", wrong):
             find_network(wrong, gpu, 8)
 
