@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from bertrain.config.settings import Settings
     from bertrain.data.formats.masking import Ints
     from bertrain.planning.devices import Gpu
+    from bertrain.planning.plan import Plan
 
 app = options.new_app()
 MOST_GPUS = 8192  # that --within and --spend try
@@ -82,7 +83,10 @@ def plan(
         plans = [planning.fastest_for(wish, spend, MOST_GPUS)]
     else:
         plans = [planning.make_plan(wish, number) for number in _counts(count)]
-    best = [planning.best_batching(wish, one) for one in plans] if tune else []
+    is_best = bool(within or spend)  # both try every token budget
+    best = [planning.best_batching(wish, one.count) for one in plans] if tune and not is_best else []
+    if not tune and (idle := planning.leave_idle(plans)):
+        notes.append(idle)
     if plot is not None:
         from bertrain.reports.plan_plot import draw_plans
 
@@ -94,12 +98,17 @@ def plan(
         print(note)
     print(f"a prediction for {chosen.name}, {per_node} to a machine, over {network}; milliseconds of a step by part:")
     print(planning.table_text(plans))
+    if is_best:
+        print(f"{plans[0].count:,} GPUs, with {_batching(plans[0])}")
     for own, other in zip(plans, best, strict=False):
-        setting = f"--batch.token_budget {other.token_budget} --batch.policy {other.policy}"
         gain = f"{other.sequences_per_s / own.sequences_per_s - 1:+.1%} sequences/s"
-        print(f"{own.count:,} GPUs: {setting} is the fastest, {gain}, {other.idle:.1%} idle")
+        print(f"{own.count:,} GPUs: {_batching(other)} is the fastest, {gain}, {other.idle:.1%} idle")
     if plot is not None:
         print(plot)
+
+
+def _batching(plan: Plan) -> str:
+    return f"--batch.token_budget {plan.token_budget} --batch.policy {plan.policy}"
 
 
 def _counts(text: str) -> list[int]:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from fractions import Fraction
 from importlib.resources import files
@@ -46,6 +46,7 @@ STEPS = 3  # that are dealt into bins for a plan
 DRAWN = 200_000  # lengths drawn from a histogram
 START_UP_S = 0.6  # within the run: the first 150,000 samples of NVIDIA's 8 H200 take that much longer than the next
 TUNED_POLICIES: tuple[PolicyName, ...] = ("budget", "exchange", "packed")
+MUCH_IDLE = 0.25  # of the ranks' time
 EVALUATED = 10_000  # MLPerf's evaluation set
 MLPERF_LENGTHS = Path(str(files("bertrain.planning").joinpath("mlperf-lengths.csv")))
 """The published histogram of the lengths of MLPerf's Wikipedia at 512 tokens."""
@@ -180,55 +181,65 @@ def evaluation_seconds(
 
 
 def fewest_gpus(wish: Wish, within_s: float, most: int) -> Plan:
-    """The plan with the fewest GPUs that ends within `within_s`; numbers are whole machines, or powers of 2 of one."""
+    """The plan with the fewest GPUs that ends within `within_s`, each number with its best token budget.
+
+    Numbers are whole machines, or powers of 2 of one.
+    """
     for count in _counts(wish.cluster.per_node, most):
-        if (plan := _try(wish, count)) is not None and plan.seconds <= within_s:
+        if (plan := _try(best_batching, wish, count)) is not None and plan.seconds <= within_s:
             return plan
     late = f"no number of {wish.cluster.gpu.name} up to {most:,} finishes within {within_s:,.0f} s"
     raise UserError("no-such-plan", f"{late}; allow more time (--within)")
 
 
 def fastest_for(wish: Wish, money: float, most: int) -> Plan:
-    """The fastest plan that costs at most `money`."""
+    """The fastest plan that costs at most `money`, each number of GPUs with its best token budget."""
     if not wish.price:
         raise UserError("no-price", "--spend needs the price of one GPU for one hour; give --price")
-    plans = (_try(wish, count) for count in _counts(wish.cluster.per_node, most))
+    plans = (_try(best_batching, wish, count) for count in _counts(wish.cluster.per_node, most))
     affordable = [plan for plan in plans if plan is not None and plan.price <= money]
     if not affordable:
         raise UserError("no-such-plan", f"no number of GPUs up to {most:,} finishes for {money:g} EUR; raise --spend")
     return min(affordable, key=lambda plan: plan.seconds)
 
 
-def best_batching(wish: Wish, plan: Plan) -> Plan:
-    """The plan with the most sequences per second on as many GPUs: `plan`, or one of other policies and token budgets.
+def best_batching(wish: Wish, count: int) -> Plan:
+    """The plan with the most sequences per second on `count` GPUs: the recipe's, or with another policy and budget.
 
     Budgets: those with which each rank computes one, two or four bins, with some room to balance them.
     """
-    settings, found = wish.settings, [plan]
+    settings = wish.settings
     tokens = settings.batch.tokens or settings.batch.sequences * float(wish.lengths.mean())
     budgets = {
-        max(smallest_budget(settings), math.ceil(room * tokens / (bins * plan.count) / BUDGET_STEP) * BUDGET_STEP)
+        max(smallest_budget(settings), math.ceil(room * tokens / (bins * count) / BUDGET_STEP) * BUDGET_STEP)
         for bins in (1, 2, 4)
         for room in (1.0, 1.02, 1.05, 1.1)
     }
+    wishes = [wish]
     for budget, policy in itertools.product(sorted(budgets), TUNED_POLICIES):
         changed = with_budget(settings, budget)
         changed = replace(
             changed, batch=replace(changed.batch, policy=policy, group_size=0, shares="", bin_sequences=0)
         )
-        if (other := _try(replace(wish, settings=changed), plan.count)) is not None:
-            found.append(other)
-    return max(found, key=lambda one: one.sequences_per_s)
+        wishes.append(replace(wish, settings=changed))
+    found = [plan for one in wishes if (plan := _try(make_plan, one, count)) is not None]
+    return max(found, key=lambda one: one.sequences_per_s) if found else make_plan(wish, count)  # which says why
 
 
-def _try(wish: Wish, count: int) -> Plan | None:
+def _try(make: Callable[[Wish, int], Plan], wish: Wish, count: int) -> Plan | None:
     """The plan, or None where it does not fit."""
     try:
-        return make_plan(wish, count)
+        return make(wish, count)
     except UserError as error:
         if error.code != "out-of-memory":
             raise
         return None
+
+
+def leave_idle(plans: Iterable[Plan]) -> str:
+    """A note about plans whose bins are too few or too uneven for their GPUs; empty without any."""
+    numbers = ", ".join(f"{plan.count:,}" for plan in plans if plan.idle > MUCH_IDLE)
+    return f"the recipe's bins leave much of {numbers} GPUs idle; --tune finds a better token budget" if numbers else ""
 
 
 def _counts(per_node: int, most: int) -> Iterable[int]:

@@ -31,6 +31,7 @@ def test_a_profile_calibrates_the_gpu() -> None:
     printed = helpers.bertrain(*MLPERF, "--gpu", "h200", "--calibrate", profile, "--within", "10m").stdout
     assert "calibrated on" in printed
     assert "95.19 ms" in printed
+    assert "GPUs, with --batch.token_budget" in printed
 
 
 @pytest.mark.parametrize(

@@ -21,6 +21,7 @@ from bertrain.planning.plan import (
     fastest_for,
     fewest_gpus,
     full_bins,
+    leave_idle,
     lengths_of,
     make_plan,
     predict_run,
@@ -250,16 +251,26 @@ def test_a_plan_adds_up() -> None:
 def test_backwards_questions() -> None:
     fewest = fewest_gpus(wish(target=0.72), 600, 64)
     assert fewest.seconds <= 600 < make_plan(wish(target=0.72), fewest.count // 2).seconds
-    cheap = fastest_for(wish(target=0.72, price=3.0), 2.0, 64)
+    cheap = fastest_for(wish(target=0.72, price=3.0), 2.0, 16)
     assert cheap.price <= 2
-    with helpers.refused("no-such-plan", "64"):
-        fewest_gpus(wish(target=0.72), 1, 64)
+    with helpers.refused("no-such-plan", "16"):
+        fewest_gpus(wish(target=0.72), 1, 16)
     with helpers.refused("no-price"):
         fastest_for(wish(), 2.0, 8)
     now = make_plan(wish(), 64)
-    better = best_batching(wish(), now)
+    better = best_batching(wish(), 64)
     assert better.sequences_per_s > 2 * now.sequences_per_s
     assert better.idle < 0.1
+    assert "64 GPUs" in leave_idle([make_plan(wish(), 8), now])
+    assert not leave_idle([better])
+
+
+def test_backwards_questions_choose_the_token_budget() -> None:
+    """The recipe's bins are for 8 GPUs, and no number of them ends in 4 minutes."""
+    found = fewest_gpus(wish(target=0.72), 240, 64)
+    assert (found.count, make_plan(wish(target=0.72), 16).seconds > 240) == (16, True)
+    assert found.token_budget < SETTINGS.batch.token_budget
+    assert fastest_for(wish(target=0.72, price=3.0), 100, 16) == replace(found, price=3 * found.gpu_hours)
 
 
 def test_a_plan_that_does_not_fit_is_refused() -> None:
