@@ -127,7 +127,7 @@ def _fit(
     """
     import numpy as np
 
-    from bertrain.planning.plan import MLPERF_LENGTHS, lengths_of
+    from bertrain.planning.plan import MLPERF_LENGTHS, covers_engine, lengths_of
 
     if data is not None and lengths is not None:
         raise UserError("conflicting-options", "--data and --lengths both give lengths; leave one of them out")
@@ -140,6 +140,9 @@ def _fit(
         )
         notes.append(f"train.precision auto: {settings.train.precision}")
     gpu.rate(settings.train.precision)
+    if not covers_engine(settings):
+        asked = f"--train.kernels {settings.train.kernels} in {settings.train.precision}"
+        raise UserError("engine-not-possible", f"`plan` knows no step times of {asked}; use --train.kernels auto")
     if data is not None:
         from bertrain.data.formats.source import open_data
         from bertrain.training.resolve_auto import fit_to_data

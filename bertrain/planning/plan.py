@@ -169,6 +169,11 @@ def place_of(wish: Wish, count: int) -> Place:
     return Place(source, count, engine, True, gpu.memory_bytes, f"of one {gpu.name}")
 
 
+def covers_engine(settings: Settings) -> bool:
+    """Whether step times are of the engine asked for: our kernels, or compiled in a precision that these lack."""
+    return settings.train.kernels == "auto" or (settings.train.kernels == "fused" and has_kernels(settings))
+
+
 def evaluation_seconds(
     settings: Settings, cluster: Cluster, design: Design, examples: int, *, length: float = 0, at_once: int = 64
 ) -> float:
@@ -302,7 +307,7 @@ def predict_run(
     if train.precision == "auto":
         train = replace(train, precision="bf16" if "bf16" in gpu.products else "fp32")
         settings = replace(settings, train=train)
-    if settings.task.name or train.precision not in gpu.products or train.kernels not in ("auto", "fused"):
+    if settings.task.name or train.precision not in gpu.products or not covers_engine(settings):
         return None
     cluster = Cluster(gpu, find_network(network, gpu, per_node), count, per_node)
     some = lengths[:: 1 + len(lengths) // DRAWN].astype(np.int64)

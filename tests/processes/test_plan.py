@@ -44,6 +44,8 @@ def test_a_profile_calibrates_the_gpu() -> None:
         (("--gpu", "rtx4090"), "out-of-memory", "rtx4090"),
         (("--gpu", "h100", "--count", "8,many"), "bad-count", "many"),
         (("--gpu", "h100", "--network", "string"), "unknown-network", "ib-hdr"),
+        (("--gpu", "h200", "--train.kernels", "compiled"), "engine-not-possible", "compiled"),
+        (("--gpu", "h200", "--train.kernels", "fused", "--train.precision", "fp32"), "engine-not-possible", "fp32"),
         (("--gpu", "h200", "--network", "nvlink+0xib-hdr"), "unknown-network", "0xib-hdr"),
         (("--gpu", "h100", "--calibrate", ROOT / "tests" / "data" / "profile-h200"), "conflicting-options", "H200"),
         (("--gpu", "h100", "--data", "."), "conflicting-options", "--lengths"),
