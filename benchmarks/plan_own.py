@@ -30,6 +30,7 @@ from bertrain.planning.plan import deal_steps, full_bins, lengths_of
 from bertrain.planning.step_time import Cluster, Design, calibrated, step_time
 from bertrain.profiling.roofline import measure_ceilings
 from bertrain.profiling.synthetic import write_synthetic
+from bertrain.training.engine import choose
 
 HERE = Path(__file__).parent
 SIZES = {"6x384": (6, 384, 12), "4x512": (4, 512, 8), "base": (12, 768, 12), "large": (24, 1024, 16)}
@@ -144,9 +145,10 @@ def cpu_rows(steps: int) -> list[dict[str, Any]]:
         for number, row in enumerate([(*CPU_CALIBRATION, precision), *own]):
             values = cpu_settings(*row)
             settings = resolve("bert-tiny", list(values.items()))
+            engine, _ = choose(settings, torch.device("cpu"))  # without AMX, bf16 has no kernels
             measured = measure_cpu(values, steps)
             loads, _ = deal_steps(settings, np.full(4096, row[2]), 2)
-            cluster, design = Cluster(cpu, network, 2, 2), Design.of(settings)
+            cluster, design = Cluster(cpu, network, 2, 2), Design.of(settings, engine)
             if not number:
                 cpu = calibrated(settings, loads, cluster, design, measured, jitter=0)
             found = step_time(settings, loads, replace(cluster, gpu=cpu), design, jitter=0).seconds

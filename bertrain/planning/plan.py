@@ -178,6 +178,7 @@ def evaluation_seconds(
     settings: Settings, cluster: Cluster, design: Design, examples: int, *, length: float = 0, at_once: int = 64
 ) -> float:
     """A forward pass over `examples` of `length` tokens each, shared by all GPUs; default: packed, of mean length."""
+    settings = replace(settings, train=replace(settings.train, activation_checkpointing="none"))  # for no backward pass
     length = length or settings.data.max_seq_length / 2
     own = math.ceil(examples / cluster.count)
     bins = math.ceil(own / at_once)

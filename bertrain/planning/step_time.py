@@ -8,6 +8,8 @@ Assumptions:
   all of them by one factor.
 - A backward pass takes twice as long as a forward pass, and completes gradients at an even rate. Buckets are exchanged
   one after another while it runs, without slowing it. Clipping of each rank's own gradient waits for its end.
+- Activation checkpointing: `full` adds a forward pass of the layers; `selective` adds that of GELU and of one LayerNorm
+  and, in FP8, the 8-bit copies. What it adds runs in the backward pass.
 - NCCL reaches 80 % of a link's stated bandwidth, and takes the fastest of ring, tree and hierarchy. Links are shared
   with nobody.
 - All ranks wait for the slowest. Its bins are known; the rest is a normal distribution of a given width, drawn anew for
@@ -23,6 +25,7 @@ from typing import Literal
 import numpy as np
 import numpy.typing as npt
 
+from bertrain.config.choices import EngineName
 from bertrain.config.model_size import attended_pairs, count_parameters
 from bertrain.config.settings import Settings
 from bertrain.planning import costs
@@ -40,6 +43,11 @@ COMPILED = {"fp16": 1.43, "tf32": 1.75, "fp32": 1.03}
 benchmarks/results/gpu_portable.json."""
 KINDS = "products", "attention", "memory", "launches"
 PRODUCTS = (costs.QKV, costs.ATTENTION_OUT, costs.FEED_FORWARD, costs.HEADS)
+CHEAP = {costs.GELU: 2 / 5, costs.NORM: FORWARD / 2}  # by tensors: two of GELU's five, one LayerNorm of two
+COSTLY = dict.fromkeys((costs.QKV, costs.ATTENTION, costs.ATTENTION_OUT, costs.FEED_FORWARD, costs.NORM), FORWARD)
+RECOMPUTED: dict[str, dict[str, float]] = {"none": {}, "selective": CHEAP, "full": CHEAP | COSTLY}
+"""Share of each part that the backward pass computes again, by train.activation_checkpointing."""
+RECOMPUTED_LAUNCHES = {"none": 0.0, "selective": 2 / LAUNCHES[0], "full": FORWARD}
 
 
 @dataclass(frozen=True)
@@ -73,8 +81,8 @@ class Design:
     """Factor on the time of all computation, against bertrain's kernels."""
 
     @staticmethod
-    def of(settings: Settings) -> Design:
-        """bertrain's own."""
+    def of(settings: Settings, engine: EngineName | None = None) -> Design:
+        """bertrain's own, with the engine that a GPU has for these settings or another."""
         train = settings.train
         width = 4 if train.exchange_precision == "fp32" else 2
         buckets = -(-4 * count_parameters(settings.model)[0] // (train.bucket_mb << 20))
@@ -83,7 +91,7 @@ class Design:
             buckets=buckets,
             overlaps=settings.optimizer.clipping != "local",
             sharded="all" if settings.optimizer.sharded else "no",
-            is_fused=has_kernels(settings),
+            is_fused=engine == "fused" if engine else has_kernels(settings),
             slowdown=COMPILED.get(train.precision, 1.0),
         )
 
@@ -134,7 +142,9 @@ def has_kernels(settings: Settings) -> bool:
 def _seconds_of(settings: Settings, size: costs.WorkSize, gpu: Gpu, design: Design) -> Floats:
     """Seconds of one bin of this size: products, attention, memory-bound kernels, launches."""
     precision, model = settings.train.precision, settings.model
-    parts = costs.required_costs(settings, size, is_fused=design.is_fused)
+    what = settings.train.activation_checkpointing
+    once = costs.required_costs(settings, size, is_fused=design.is_fused)
+    parts = {part: (1 + RECOMPUTED[what].get(part, 0.0)) * cost for part, cost in once.items()}
     wide = "bf16" if precision == "fp8" else precision
     products = 0.0
     for part in PRODUCTS:
@@ -148,10 +158,12 @@ def _seconds_of(settings: Settings, size: costs.WorkSize, gpu: Gpu, design: Desi
     moved = parts[costs.NORM][1] + parts[costs.GELU][1] + SCATTERED * parts[costs.EMBEDDINGS][1]
     memory = moved / gpu.memory
     if precision == "fp8":  # 8-bit copies, as they lie and transposed, of what products read
-        copied = model.num_layers * (16 * model.hidden_size + 4 * model.intermediate_size)
-        memory += size.tokens * copied / gpu.memory
-    number = design.launches * (LAUNCHES[0] * model.num_layers + LAUNCHES[1])
-    tails = LAYER_PRODUCTS * model.num_layers * (gpu.half_wave_s(precision) - gpu.fill_s)
+        forward = 6 * model.hidden_size + 2 * model.intermediate_size
+        backward = 10 * model.hidden_size + 2 * model.intermediate_size + (forward if what != "none" else 0)
+        memory += size.tokens * model.num_layers * (forward + backward) / gpu.memory
+    number = design.launches * ((1 + RECOMPUTED_LAUNCHES[what]) * LAUNCHES[0] * model.num_layers + LAUNCHES[1])
+    products_run = LAYER_PRODUCTS * (1 + FORWARD if what == "full" else 1)
+    tails = products_run * model.num_layers * (gpu.half_wave_s(precision) - gpu.fill_s)
     launches = number * (gpu.launch_s + gpu.fill_s) + tails
     return np.array([products, attention, memory, launches])
 

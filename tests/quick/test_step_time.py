@@ -18,6 +18,7 @@ from bertrain.planning.plan import (
     Wish,
     best_batching,
     deal_steps,
+    evaluation_seconds,
     fastest_for,
     fewest_gpus,
     full_bins,
@@ -170,6 +171,33 @@ def test_the_table_is_near_a_measured_step() -> None:
     found = step_time(settings, [load], cluster(1), Design.of(settings), jitter=0)
     assert found.seconds == pytest.approx(0.0955, rel=0.03)
     assert found.exchange == 0
+
+
+@pytest.mark.parametrize("precision", ["bf16", "fp8"])
+def test_recomputed_activations_take_time(precision: str) -> None:
+    """As much longer as measured on one H200; nothing of the model was fitted to these steps."""
+    raw = json.loads((ROOT / "benchmarks" / "results" / "gpu_memory.json").read_text())
+    rows = [row for row in raw if row["precision"] == precision]
+    assert [row["activation_checkpointing"] for row in rows] == ["none", "selective", "full"]
+    predicted, evaluated = [], set()
+    for row in rows:
+        changed = {name: row[name] for name in ("precision", "activation_checkpointing")}
+        settings = replace(SETTINGS, train=replace(SETTINGS.train, **changed))
+        load = full_bins(settings, 24576, 1, lengths_of(HISTOGRAM, 512))
+        predicted.append(step_time(settings, [load], cluster(1), Design.of(settings), jitter=0).seconds)
+        evaluated.add(evaluation_seconds(settings, cluster(1), Design.of(settings), 100))
+    measured = [row["at_24576"]["ms_per_step"] for row in rows]
+    for again in (1, 2):
+        assert predicted[again] / predicted[0] == pytest.approx(measured[again] / measured[0], rel=0.015)
+    assert len(evaluated) == 1, "an evaluation recomputes nothing"
+
+
+def test_the_last_layer_is_computed_whole_without_our_kernels() -> None:
+    """As bf16 on a CPU without AMX."""
+    settings = replace(SETTINGS, train=replace(SETTINGS.train, precision="bf16"))
+    load, gpu = full_bins(settings, 24576, 1, np.array([512])), find_gpu("h200")
+    fused, plain = (compute_seconds(settings, load, gpu, Design.of(settings, one)).sum() for one in (None, "plain"))
+    assert 1 + 0.5 / 24 < plain / fused < 1 + 1 / 23
 
 
 # --- convergence points -------------------------------------------------------------------------------
