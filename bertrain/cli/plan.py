@@ -29,7 +29,7 @@ def plan(
     recipe: options.RecipeName,
     gpu: Annotated[str, Option(help="the GPU, such as a100, h100, h200, b200")],
     overrides: options.Overrides,
-    count: Annotated[str, Option(help="numbers of GPUs, such as 8,64,512")] = "8",
+    count: Annotated[str, Option(help="numbers of GPUs, such as 8,64,512; default: 8")] = "",
     data: Annotated[Path | None, Option(help="a data folder, for the lengths of its examples")] = None,
     lengths: Annotated[
         Path | None,
@@ -37,8 +37,12 @@ def plan(
     ] = None,
     per_node: Annotated[int, Option(min=1, help="GPUs per machine")] = 8,
     network: Annotated[
-        str, Option(help="links inside and between machines, such as nvlink+4xib-hdr (4 adapters), or a .toml")
-    ] = "nvlink+ib-ndr",
+        str,
+        Option(
+            help="links inside and between machines, such as nvlink+4xib-hdr (4 adapters; one for each GPU where no "
+            "number is given), or a .toml; default: the GPU's own (nvlink or pcie) and ib-ndr"
+        ),
+    ] = "",
     calibrate: Annotated[
         Path | None,
         Option(help="a folder of `bertrain profile` on this GPU, for its speed and the variation of its steps"),
@@ -68,6 +72,10 @@ def plan(
     from bertrain.planning.devices import find_gpu, find_network
     from bertrain.planning.step_time import Cluster
 
+    if sum(map(bool, (count, within, spend))) > 1:
+        raise UserError(
+            "conflicting-options", "--count, --within and --spend ask different questions; give one of them"
+        )
     chosen = find_gpu(gpu)
     resolved = config.resolve(recipe, overrides, settings_file)
     settings, sample, notes = _fit(resolved, chosen, data, lengths, for_target=target > 0)
@@ -82,7 +90,7 @@ def plan(
     elif spend:
         plans = [planning.fastest_for(wish, spend, MOST_GPUS)]
     else:
-        plans = [planning.make_plan(wish, number) for number in _counts(count)]
+        plans = [planning.make_plan(wish, number) for number in _counts(count or "8")]
     is_best = bool(within or spend)  # both try every token budget
     best = [planning.best_batching(wish, one.count) for one in plans] if tune and not is_best else []
     if not tune and (idle := planning.leave_idle(plans)):
@@ -91,12 +99,15 @@ def plan(
         from bertrain.reports.plan_plot import draw_plans
 
         draw_plans(plans, chosen.name, plot)
-    facts = {"notes": notes, "plans": [one.facts() for one in plans], "tuned": [one.facts() for one in best]}
+    place = {"gpu": chosen.name, "network": cluster.network.name, "per_node": per_node}
+    facts = place | {"notes": notes, "plans": [one.facts() for one in plans], "tuned": [one.facts() for one in best]}
     if options.printed_json(facts, as_json):
         return
     for note in notes:
         print(note)
-    print(f"a prediction for {chosen.name}, {per_node} to a machine, over {network}; milliseconds of a step by part:")
+    print(
+        f"a prediction for {chosen.name}, {per_node} to a machine, over {cluster.network.name}; ms of a step by part:"
+    )
     print(planning.table_text(plans))
     if is_best:
         print(f"{plans[0].count:,} GPUs, with {_batching(plans[0])}")

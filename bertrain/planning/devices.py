@@ -39,6 +39,8 @@ class Gpu:
     link: float
     """Stated bytes per second to other devices of the machine, in one direction."""
     memory_bytes: int
+    inside: str = "nvlink"
+    """The link to other devices of the machine."""
     slowdown: float = 1.0
     """Factor on the time of all computation, by which a measurement differs from these rates."""
 
@@ -94,6 +96,7 @@ def find_gpu(name: str) -> Gpu:
         processors=entry["processors"],
         link=1e9 * entry["link"],
         memory_bytes=int(entry["memory"] * (1 << 30)),
+        inside=entry.get("inside", "nvlink"),
     )
 
 
@@ -112,10 +115,13 @@ def gpu_like(device: str) -> Gpu | None:
 
 
 def find_network(text: str, gpu: Gpu, per_node: int) -> Network:
-    """The network `text`: INSIDE+BETWEEN by name, adapters in front as in nvlink+4xib-hdr, or a .toml file."""
+    """The network `text`: INSIDE+BETWEEN by name, adapters in front as in nvlink+4xib-hdr, or a .toml file.
+
+    Default: the GPU's own link, ib-ndr, and an adapter for each GPU. The network's name says how many there are.
+    """
     if text.endswith(".toml"):
         return _read_network(Path(text))
-    inside_name, _, between_name = text.partition("+")
+    inside_name, _, between_name = (text or gpu.inside).partition("+")
     adapters, _, between_name = (between_name or "ib-ndr").rpartition("x")
     inside, between = _table()["inside"].get(inside_name), _table()["between"].get(between_name)
     if inside is None or between is None or (adapters and not re.fullmatch("[1-9][0-9]{0,3}", adapters)):
@@ -124,11 +130,11 @@ def find_network(text: str, gpu: Gpu, per_node: int) -> Network:
             "unknown-network",
             f"--network {text} is not INSIDE+BETWEEN, such as nvlink+4xib-hdr, or a .toml file; known links: {known}",
         )
-    number = int(adapters) if adapters else per_node  # one adapter for each GPU
+    number = int(adapters) if adapters else per_node
     link = gpu.link if between_name == "nvlink" else 1e9 * between["gb_per_s"]
     return Network(
-        name=text,
-        inside=1e9 * inside["gb_per_s"] if "gb_per_s" in inside else gpu.link,
+        name=f"{inside_name}+{number}x{between_name}",
+        inside=gpu.link if inside_name == gpu.inside or "gb_per_s" not in inside else 1e9 * inside["gb_per_s"],
         inside_hop_s=1e-6 * inside["hop_us"],
         between=number * link,
         between_hop_s=1e-6 * between["hop_us"],

@@ -297,9 +297,7 @@ class Prediction:
         return f"time by `bertrain plan` for {self.devices}: {1e3 * self.step_s:.1f} ms a step{end}{self.until}"
 
 
-def predict_run(
-    settings: Settings, lengths: AnyInts, gpu: Gpu, count: int, per_node: int, network: str = "nvlink+ib-ndr"
-) -> Prediction | None:
+def predict_run(settings: Settings, lengths: AnyInts, gpu: Gpu, count: int, per_node: int) -> Prediction | None:
     """The step time and the end of a run on `count` GPUs; None for one that plans do not cover.
 
     `lengths` are those of all examples; a sample of them is dealt into bins. Memory is not checked.
@@ -310,14 +308,14 @@ def predict_run(
         settings = replace(settings, train=train)
     if settings.task.name or train.precision not in gpu.products or not covers_engine(settings):
         return None
-    cluster = Cluster(gpu, find_network(network, gpu, per_node), count, per_node)
+    cluster = Cluster(gpu, find_network("", gpu, per_node), count, per_node)
     some = lengths[:: 1 + len(lengths) // DRAWN].astype(np.int64)
     loads, sequences = deal_steps(settings, some, count, steps=1)
     sizes = StepSize.of(settings.batch, mean_of(some))
     step_s = step_time(settings, loads, cluster, Design.of(settings), jitter=0.01).seconds
     nodes = -(-count // per_node)
     devices = f"{count:,} {gpu.name}" + (
-        f" in {nodes:,} machines over {network}, which is assumed" if nodes > 1 else ""
+        f" in {nodes:,} machines over {cluster.network.name}, which is assumed" if nodes > 1 else ""
     )
     batch = settings.nominal_sequences or sequences
     if settings.evaluate.target_accuracy == TARGET and min(POINTS) <= batch <= max(POINTS):

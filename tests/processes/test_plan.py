@@ -18,6 +18,7 @@ def test_a_plan_as_json_and_as_a_picture(tmp_path: Path) -> None:
     command = (*MLPERF, "--gpu", "h200", "--count", "8,16", "--target", "0.72", "--price", "3", "--plot", picture)
     found = json.loads(helpers.bertrain(*command, "--json").stdout)
     eight, sixteen = found["plans"]
+    assert (found["gpu"], found["network"], found["per_node"]) == ("h200", "nvlink+8xib-ndr", 8)
     assert (eight["count"], sixteen["count"]) == (8, 16)
     assert eight["steps"] == pytest.approx(3346, abs=20)
     assert sum(eight["parts_ms"].values()) == pytest.approx(eight["step_ms"], abs=0.01)
@@ -48,6 +49,8 @@ def test_a_profile_calibrates_the_gpu() -> None:
         (("--gpu", "h200", "--train.kernels", "fused", "--train.precision", "fp32"), "engine-not-possible", "fp32"),
         (("--gpu", "h200", "--network", "nvlink+0xib-hdr"), "unknown-network", "0xib-hdr"),
         (("--gpu", "h100", "--calibrate", ROOT / "tests" / "data" / "profile-h200"), "conflicting-options", "H200"),
+        (("--gpu", "h200", "--within", "10m", "--count", "8"), "conflicting-options", "--count"),
+        (("--gpu", "h200", "--within", "10m", "--spend", "5", "--price", "3"), "conflicting-options", "--spend"),
         (("--gpu", "h100", "--data", "."), "conflicting-options", "--lengths"),
         (("--gpu", "h100", "--plot", "plan.txt"), "bad-picture", ".svg"),
     ],

@@ -252,6 +252,12 @@ def test_networks_by_name_and_by_file(tmp_path: Path) -> None:
     gpu = find_gpu("a100")
     assert find_network("nvlink+4xib-hdr", gpu, 8).between == 100e9
     assert find_network("nvlink+ib-hdr", gpu, 8).between == 200e9
+    assert find_network("nvlink+ethernet-10", gpu, 8).name == "nvlink+8xethernet-10"
+    defaults = {"a100": "nvlink", "l40s": "pcie", "rtx4090": "pcie", "h100-pcie": "pcie"}
+    for name, inside in defaults.items():
+        card = find_gpu(name)
+        found = find_network("", card, 4)
+        assert (found.name, found.inside) == (f"{inside}+4xib-ndr", card.link)
     file = tmp_path / "own.toml"
     file.write_text("inside_gb_per_s = 300\ninside_hop_us = 3\nbetween_gb_per_s = 40\nbetween_hop_us = 10\n")
     found = find_network(str(file), gpu, 8)
@@ -315,7 +321,7 @@ def test_a_run_is_predicted_before_it_starts() -> None:
     assert f"{3680 * found.step_s / 60 + 0.01:.2f} min for 3,680 steps" in found.text()
     nodes = predict_run(resolve("mlperf-nvidia-8x8x36-packed"), lengths, h200, 64, 8)
     assert nodes is not None
-    assert "64 h200 in 8 machines over nvlink+ib-ndr, which is assumed" in nodes.text()
+    assert "64 h200 in 8 machines over nvlink+8xib-ndr, which is assumed" in nodes.text()
 
 
 def test_a_run_to_mlperfs_target_ends_there() -> None:
