@@ -17,6 +17,7 @@ from typing import Any
 import numpy as np
 
 from bertrain.base.errors import UserError
+from bertrain.base.formatting import counted
 from bertrain.base.seeds import combine, derive
 from bertrain.config.settings import Settings
 from bertrain.data.text.records import Problem
@@ -97,7 +98,7 @@ class ClassifyTask(TableTask):
         They depend on the rows alone: runs of all seeds, and later evaluations, hold out the same.
         """
         whole = self._load(WHOLE, with_labels=True)
-        size, count = whole.num_examples, max(1, round(self.hold_out * whole.num_examples))
+        size, count = whole.num_examples, count_held_out(whole.num_examples, self.hold_out, self.data)
         order = np.lexsort((combine(derive("hold out"), np.arange(size)), whole.strata))
         held_out = np.sort(order[(2 * np.arange(count) + 1) * size // (2 * count)])
         rows = held_out if name == "dev" else np.delete(np.arange(size), held_out)
@@ -120,6 +121,15 @@ class ClassifyTask(TableTask):
         if len(labels) > 100 and len(labels) > sum(counts.values()) / 2:
             self.notes.append(f"nearly every label in {place} is different; for numbers, set --task.target number")
         return labels
+
+
+def count_held_out(size: int, share: float, data: Path | None) -> int:
+    """How many of `size` rows are held out; refuses to hold out all of them."""
+    count = max(1, round(share * size))
+    if count >= size:
+        few = f"{data} has {counted(size, 'row')}, too few to hold some out and to train on"
+        raise UserError("no-examples", f"{few}; add rows, or hold out fewer (--task.hold_out, now {share:g})")
+    return count
 
 
 def sort_labels(labels: Iterable[str]) -> tuple[str, ...]:

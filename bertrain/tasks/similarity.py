@@ -27,7 +27,7 @@ from bertrain.config.settings import Settings
 from bertrain.data.formats.block import Block
 from bertrain.data.text.records import Problem
 from bertrain.data.text.vocabulary import Vocabulary
-from bertrain.tasks.classify import find_files
+from bertrain.tasks.classify import count_held_out, find_files
 from bertrain.tasks.encode import encode_texts
 from bertrain.tasks.metrics import compute_metrics
 from bertrain.tasks.table_task import find_column, parse_number
@@ -170,7 +170,7 @@ class SimilarityTask:
 
     def _held_out_rows(self, whole: SimilaritySplit) -> npt.NDArray[np.int64]:
         """Evenly strided examples; they depend on the rows alone."""
-        count = max(1, round(self.hold_out * whole.num_examples)) if self.hold_out else 0
+        count = count_held_out(whole.num_examples, self.hold_out, self.data) if self.hold_out else 0
         return (2 * np.arange(count) + 1) * whole.num_examples // (2 * max(1, count))
 
     def _select(self, names: list[str]) -> list[str | None]:

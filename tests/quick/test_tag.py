@@ -215,6 +215,8 @@ def test_what_cannot_be_trained_on_is_refused(tmp_path: Path) -> None:
         opened(write(tmp_path / "dev" / "dev.conll", "Ada\tS-PER\n").parent)
     with refused("missing-data", ".conll"):
         opened(write(tmp_path / "csv" / "train.csv", "text,label\n").parent)
+    with refused("no-examples", "1 row", "task.hold_out"):
+        opened(write(tmp_path / "few" / "train.conll", "Ada\tB-PER\nran\tO\n").parent).training()
     with refused("missing-column", "'tokens'", "'sentence'"):
         opened(write(tmp_path / "column" / "train.jsonl", '{"sentence": "a"}\n').parent)
 

@@ -20,7 +20,7 @@ from bertrain.data.formats.block import Block
 from bertrain.data.text.records import listed
 from bertrain.data.text.vocabulary import Vocabulary
 from bertrain.model.batch import IGNORED
-from bertrain.tasks.classify import find_files
+from bertrain.tasks.classify import count_held_out, find_files
 from bertrain.tasks.metrics import softmax
 from bertrain.tasks.tables import BadRows
 from bertrain.tasks.tag.encode import SPECIAL_TOKENS, encode_words
@@ -188,7 +188,8 @@ class TagTask:
         source = "train" if self.hold_out and name == "dev" else name
         sentences, scheme = self._read(source)
         if self.hold_out and name in ("train", "dev"):
-            is_held_out = _draw_held_out(len(sentences), self.hold_out)
+            count = count_held_out(len(sentences), self.hold_out, self.data)
+            is_held_out = _draw_held_out(len(sentences), count)
             chosen = np.flatnonzero(is_held_out if name == "dev" else ~is_held_out)
             sentences = [sentences[number] for number in chosen]
         return self._split(name, [_converted(sentence, scheme, self.scheme) for sentence in sentences])
@@ -218,9 +219,9 @@ def _converted(sentence: Sentence, scheme: Scheme, to: Scheme) -> Sentence:
     return sentence if sentence.tags is None else replace(sentence, tags=scheme.convert(sentence.tags, to))
 
 
-def _draw_held_out(size: int, share: float) -> npt.NDArray[np.bool_]:
-    """Which sentences are held out. It depends on their number alone: runs of all seeds hold out the same."""
+def _draw_held_out(size: int, count: int) -> npt.NDArray[np.bool_]:
+    """Which sentences are held out. It depends on these numbers alone: runs of all seeds hold out the same."""
     order = np.argsort(combine(derive("hold out"), np.arange(size)))
     is_held_out = np.zeros(size, bool)
-    is_held_out[order[: max(1, round(share * size))]] = True
+    is_held_out[order[:count]] = True
     return is_held_out
