@@ -231,8 +231,11 @@ def _embed_file(encoder: Encoder, file: TextFile, survey: Survey, vectors: Vecto
         ranks.broadcast_int(0)
         if ranks.is_first:
             vectors.join()
-        ranks.broadcast_int(0)
-        speed = ranks.world * num_texts / (perf_counter() - began)
+        if ranks.is_connected:  # and so a barrier: what all ranks did, once the file is whole
+            num_texts, num_truncated = (
+                int(sum(counts)) for counts in zip(*ranks.all_gather_rows([num_texts, num_truncated]), strict=True)
+            )
+        speed = num_texts / (perf_counter() - began)
     return replace(done, truncated=num_truncated, texts_per_s=speed)
 
 

@@ -25,14 +25,19 @@ def texts(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_ranks_and_kills_change_nothing(encoder: Path, texts: Path, tmp_path: Path) -> None:
-    alone = helpers.bertrain("embed", encoder, texts, "--out", tmp_path / "alone.npy", "--json")
+    alone = helpers.bertrain("embed", encoder, texts, "--out", tmp_path / "alone.npy", "--json", "--max-length", 4)
     done = json.loads(alone.stdout)
     assert (done["texts"], done["width"], done["pooling"], done["normalize"]) == (20_000, 32, "mean", True)
-    helpers.bertrain("embed", encoder, texts, "--out", tmp_path / "ranks.npy", "--nproc", 2)
+    shared = helpers.bertrain(
+        "embed", encoder, texts, "--out", tmp_path / "ranks.npy", "--nproc", 2, "--json", "--max-length", 4
+    )
+    assert json.loads(shared.stdout)["truncated"] == json.loads(alone.stdout)["truncated"] > 10_000
 
     out, folder = tmp_path / "killed.npy", tmp_path / ".killed.npy.partial"
     process = subprocess.Popen(
-        helpers.command("embed", encoder, texts, "--out", out), env=helpers.environment(), stderr=subprocess.DEVNULL
+        helpers.command("embed", encoder, texts, "--out", out, "--max-length", 4),
+        env=helpers.environment(),
+        stderr=subprocess.DEVNULL,
     )
     while process.poll() is None and not (folder / "00000.parquet").exists():
         time.sleep(0.005)
@@ -40,7 +45,7 @@ def test_ranks_and_kills_change_nothing(encoder: Path, texts: Path, tmp_path: Pa
     process.wait()
     assert not out.exists() or not folder.exists()
     if not out.exists():
-        again = helpers.bertrain("embed", encoder, texts, "--out", out)
+        again = helpers.bertrain("embed", encoder, texts, "--out", out, "--max-length", 4)
         assert "continuing: " in again.stderr
     expected = np.load(tmp_path / "alone.npy")
     for name in ("ranks", "killed"):
