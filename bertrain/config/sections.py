@@ -261,7 +261,11 @@ class TaskSettings:
     languages: str = changeable(
         "all", "xnli: languages to score, such as de,fr; all: every language of the file", is_list=True
     )
-    doc_stride: int = setting(128, "squad, tag: tokens between the starts of two windows of a long text", min=1)
+    doc_stride: int = setting(
+        128,
+        "squad, tag: tokens between the starts of two windows of a long text; tag: at most half of data.max_seq_length",
+        min=1,
+    )
     max_query_length: int = setting(64, "squad: longest question in tokens; the rest is cut off", min=1)
     max_answer_length: int = changeable(30, "squad: longest answer to predict, in tokens", min=1)
     n_best: int = changeable(20, "squad: candidate answers to keep for each question", min=1)

@@ -18,6 +18,11 @@ class WindowRanges(NamedTuple):
     counts: Ints  # number of its tokens
 
 
+def overlapping_stride(stride: int, max_seq_length: int) -> int:
+    """`stride`, but at most half of a window: so that every token has context on both sides in some window."""
+    return min(stride, max(1, max_seq_length // 2))
+
+
 def cut_windows(lengths: Ints, max_counts: Ints, stride: Ints) -> WindowRanges:
     """Windows over texts of `lengths` tokens: at most `max_counts` tokens each, one every `stride`."""
     num_windows = 1 + np.maximum(0, -(-(lengths - max_counts) // stride))

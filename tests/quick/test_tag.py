@@ -279,7 +279,7 @@ def test_each_word_is_labeled_once_at_its_first_piece(sentences: list[list[str]]
     places = np.repeat(block.offsets[:-1], block.masks.counts) + block.masks.positions
     assert block.tokens[places].tolist() == [one[0] for one in pieces]
 
-    step, word = min(stride, longest - 2), 0
+    step, word = min(stride, longest // 2), 0
     for words in sentences:
         length = sum(len(pieces[word + number]) for number in range(len(words)))
         begins = [0]
@@ -306,6 +306,13 @@ def test_a_sentence_that_fits_is_one_example() -> None:
     assert [one.tolist() for one in np.split(block.tokens, block.offsets[1:-1])] == [
         [VOCABULARY.id_of("[CLS]"), *one, VOCABULARY.id_of("[SEP]")] for one in pieces
     ]
+
+
+def test_windows_overlap_whatever_the_stride(tmp_path: Path) -> None:
+    write(tmp_path / "train.conll", conll("Ada/B-PER ran/O " * 60))
+    task = opened(tmp_path, task__hold_out=0, data__max_seq_length=64, task__doc_stride=128)
+    assert len(task.training().block) == 3, "those of 0, 32 and 64 to 120"
+    assert "train: 1 sentence in 3 windows of at most 64 tokens, one every 32 (--task.doc_stride)" in task.notes
 
 
 def test_predictions_are_written_as_conll_and_spans(tmp_path: Path) -> None:

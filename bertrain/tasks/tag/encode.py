@@ -15,7 +15,7 @@ from bertrain.data.formats.block import Block, Masks, Values, flat_ranges, join_
 from bertrain.data.formats.masking import Ints
 from bertrain.data.text.tokenizer import tokenizer_of
 from bertrain.data.text.vocabulary import Vocabulary
-from bertrain.tasks.windows import cut_windows, has_most_context
+from bertrain.tasks.windows import cut_windows, has_most_context, overlapping_stride
 
 SPECIAL_TOKENS = 2  # [CLS] and [SEP]
 
@@ -30,7 +30,8 @@ def encode_words(
     starts = offsets_of(pieces)[:-1]  # of each word in `tokens`
     bounds = np.append(starts, len(tokens))[word_of_sentence]  # of each sentence
     lengths, longest = np.diff(bounds), max_seq_length - SPECIAL_TOKENS
-    windows = cut_windows(lengths, np.full_like(lengths, longest), np.full_like(lengths, min(stride, longest)))
+    stride = overlapping_stride(stride, max_seq_length)
+    windows = cut_windows(lengths, np.full_like(lengths, longest), np.full_like(lengths, stride))
 
     is_first = np.zeros(len(tokens), bool)
     is_first[starts] = True

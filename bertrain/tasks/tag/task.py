@@ -23,11 +23,12 @@ from bertrain.model.batch import IGNORED
 from bertrain.tasks.classify import count_held_out, find_files
 from bertrain.tasks.metrics import softmax
 from bertrain.tasks.tables import BadRows
-from bertrain.tasks.tag.encode import SPECIAL_TOKENS, encode_words
+from bertrain.tasks.tag.encode import encode_words
 from bertrain.tasks.tag.files import TAG_FORMATS, TAG_STEMS, Sentence, read_sentences
 from bertrain.tasks.tag.schemes import Scheme, recognize
 from bertrain.tasks.tag.scoring import report_by_type, score_tags
 from bertrain.tasks.task import Head, TaskOutputs
+from bertrain.tasks.windows import overlapping_stride
 
 
 @dataclass(frozen=True)
@@ -206,7 +207,7 @@ class TagTask:
         words = [sentence.words for sentence in sentences]
         block = encode_words(self.vocabulary, words, np.array(labels, np.int64), longest, stride)
         if len(block) > len(sentences):
-            overlap = f"one every {min(stride, longest - SPECIAL_TOKENS)} (--task.doc_stride)"
+            overlap = f"one every {overlapping_stride(stride, longest)} (--task.doc_stride)"
             windows = f"{len(block):,} windows of at most {longest} tokens, {overlap}"
             self.notes.append(f"{name}: {counted(len(sentences), 'sentence')} in {windows}")
         unknown = sorted({tag for one in sentences for tag in one.tags or () if tag not in indices})
