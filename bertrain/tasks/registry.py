@@ -72,11 +72,11 @@ def open_task(
         return TableTask(settings, vocabulary, saved["head"], tuple(saved["labels"]), ("",))
     if not folder.exists():
         raise UserError("missing-data", f"--data {folder} does not exist; check the path")
+    if settings.task.class_weights and saved is None and name in (*SQUAD, "tag", "similarity"):
+        raise UserError(
+            "bad-class-weights", f"task.class_weights is for classes of texts, which {name} does not have: leave it out"
+        )
     if name in SQUAD:
-        if settings.task.class_weights:
-            raise UserError(
-                "bad-class-weights", f"task.class_weights is for classifiers; {name} has no classes: leave it out"
-            )
         return SquadTask.open(settings, folder, vocabulary)
     if name == "tag":
         return TagTask(settings, folder, vocabulary, saved)

@@ -216,8 +216,9 @@ def test_weights_that_do_not_fit_are_refused(tmp_path: Path) -> None:
     numbers = TaskSettings(name="classify", target="number", class_weights="balanced")
     with refused("bad-class-weights", "numbers"):
         open_task(Settings(task=numbers), tmp_path, VOCABULARY).training()
-    with refused("bad-class-weights", "squad/v1.1"):
-        open_task(Settings(task=TaskSettings(name="squad/v1.1", class_weights="1=2")), tmp_path, VOCABULARY)
+    for name in ("squad/v1.1", "tag", "similarity"):
+        with refused("bad-class-weights", name):
+            open_task(Settings(task=TaskSettings(name=name, class_weights="1=2")), tmp_path, VOCABULARY)
     task = open_task(Settings(task=TaskSettings(name="classify", class_weights="1=3")), tmp_path, VOCABULARY)
     weights = task.training().block.answer_weights
     assert weights is not None
