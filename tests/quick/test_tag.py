@@ -343,3 +343,13 @@ def test_a_text_is_cut_at_spaces_and_signs() -> None:
     sentence = Sentence.of_text("It's 3.5 km.", [Span(5, 8, "length")])
     assert sentence.words == ["It", "'", "s", "3", ".", "5", "km", "."]
     assert sentence.tags == ["O", "O", "O", "B-length", "I-length", "I-length", "O", "O"]
+
+
+def test_marks_stay_with_their_word() -> None:
+    for words in (
+        ["\u0939\u093f\u0928\u094d\u0926\u0940", "\u092e\u0947\u0902", "!"],  # Hindi: "in Hindi"
+        ["\u0e17\u0e35\u0e48\u0e19\u0e35\u0e48"],  # Thai: "here"
+        ["cafe\u0301", "e\u0301te\u0301", "\u2764\ufe0f"],
+        ["\u0645\u06cc\u200c\u062e\u0648\u0627\u0647\u0645"],  # Persian, with a joiner that does not join
+    ):
+        assert Sentence.of_text(" ".join(words)).words == words

@@ -8,6 +8,7 @@
 from __future__ import annotations
 
 import re
+import unicodedata
 from bisect import bisect_left, bisect_right
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -28,7 +29,9 @@ TAG_STEMS = {split: (*stems, WNUT_STEMS[split]) for split, stems in STEMS.items(
 TAG_FORMATS = frozenset({"conll", "tsv", "jsonl", "parquet", "arrow"})
 DOCUMENT_START = "-DOCSTART-"
 WORDS, TAGS = ("tokens", "words", "text"), ("ner_tags", "tags", "labels", "spans", "entities")  # columns, by preference
-SPLIT_WORDS = re.compile(r"\w+|[^\w\s]").finditer
+MARK = "\u0301"  # stands for every mark and joiner where words are found: Python's \w has none of them
+JOINERS = "\u200c\u200d"
+SPLIT_WORDS = re.compile(rf"\w[\w{MARK}]*|[^\w\s]{MARK}*").finditer
 BIO = Scheme("BIO")
 
 
@@ -56,9 +59,9 @@ class Sentence:
         """A text split at spaces and punctuation, and where a span begins or ends within a word."""
         cuts = sorted({cut for span in spans or () for cut in (span.start, span.end)})
         words, starts = [], []
-        for found in SPLIT_WORDS(text):
-            inside = [cut for cut in cuts if found.start() < cut < found.end()]
-            for start, end in pairwise([found.start(), *inside, found.end()]):
+        for first, stop in _split(text):
+            inside = [cut for cut in cuts if first < cut < stop]
+            for start, end in pairwise([first, *inside, stop]):
                 words.append(text[start:end])
                 starts.append(start)
         if not words:
@@ -69,6 +72,17 @@ class Sentence:
         """The range of characters of some words."""
         last = entity.stop - 1
         return self.starts[entity.first], self.starts[last] + len(self.words[last])
+
+
+def _split(text: str) -> Iterator[tuple[int, int]]:
+    """The ranges of words and signs, each with the marks that follow it: accents, and the vowels of Hindi or Thai."""
+    plain = text if text.isascii() else "".join(MARK if _is_mark(sign) else sign for sign in text)
+    for found in SPLIT_WORDS(plain):
+        yield found.span()
+
+
+def _is_mark(sign: str) -> bool:
+    return sign in JOINERS or unicodedata.category(sign)[0] == "M"
 
 
 class Span(NamedTuple):
