@@ -266,6 +266,12 @@ class TaskSettings:
         "squad, tag: tokens between the starts of two windows of a long text; tag: at most half of data.max_seq_length",
         min=1,
     )
+    text_split: Literal["auto", "signs", "spaces"] = setting(
+        "auto",
+        "tag: what words are in a text. signs: also every punctuation mark splits; spaces: spaces split, and "
+        "punctuation around a word, so that Ada-Lou is one; auto: signs if the training data has texts, spaces if it "
+        "has words",
+    )
     max_query_length: int = setting(64, "squad: longest question in tokens; the rest is cut off", min=1)
     max_answer_length: int = changeable(30, "squad: longest answer to predict, in tokens", min=1)
     n_best: int = changeable(20, "squad: candidate answers to keep for each question", min=1)

@@ -66,6 +66,8 @@ def _settings_of(weights: Weights | OpenedWeights, source: str | Path) -> Settin
     usual = {"task.name": TASKS[model.head], "task.target": TARGETS.get(model.head, "class")}
     longest, question = model.max_positions, min(TaskSettings.max_query_length, model.max_positions // 2)
     usual |= {"data.max_seq_length": str(longest), "task.max_query_length": str(question), "train.precision": "fp32"}
+    if not weights.finetuned_as:  # Transformers trains on words
+        usual["task.text_split"] = "spaces"
     plain = Settings(model=replace(model, nsp=False), batch=BatchSettings(sequences=1, token_budget=0))
     return override(plain, usual | weights.finetuned_as, also=FINETUNED_AS)
 

@@ -23,6 +23,7 @@ from bertrain.run.folder import Run
 from bertrain.tasks import glue, registry
 from bertrain.tasks.similarity import SimilarityTask
 from bertrain.tasks.table_task import TableSplit
+from bertrain.tasks.tag.task import TagTask
 from bertrain.tasks.task import Task
 from bertrain.training.restore import InitWeights
 
@@ -100,6 +101,9 @@ def fit_to_task(
     if isinstance(task, SimilarityTask):
         settings = replace(settings, task=replace(settings.task, loss=task.loss))
         notes.append(f"task.loss {task.loss}")
+    if isinstance(task, TagTask) and settings.task.text_split == "auto":
+        split = begun.settings.task.text_split if begun else task.text_split
+        settings = replace(settings, task=replace(settings.task, text_split=split))
     if settings.optimizer.learning_rate < 0:
         rate = begun.settings.optimizer.learning_rate if begun else usual_rate(settings.model)
         settings = replace(settings, optimizer=replace(settings.optimizer, learning_rate=rate))

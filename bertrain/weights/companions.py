@@ -18,8 +18,8 @@ CONFIGS = ("bert_config.json", "config.json")
 VOCABULARY, TOKENIZER, WORD_PIECES = "vocab.txt", "tokenizer_config.json", "tokenizer.json"
 FINETUNED_AS = (
     "model.head", "task.name", "task.text", "task.text_pair", "task.label", "task.target", "task.doc_stride",
-    "task.max_query_length", "task.max_answer_length", "task.n_best", "task.null_threshold", "data.max_seq_length",
-    "train.precision",
+    "task.text_split", "task.max_query_length", "task.max_answer_length", "task.n_best", "task.null_threshold",
+    "data.max_seq_length", "train.precision",
 )  # fmt: skip
 """The settings that say how a fine-tuned model reads texts and answers. Transformers has no field for them."""
 OURS = "bertrain"  # the field of config.json that holds them as text

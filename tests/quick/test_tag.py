@@ -345,6 +345,29 @@ def test_a_text_is_cut_at_spaces_and_signs() -> None:
     assert sentence.tags == ["O", "O", "O", "B-length", "I-length", "I-length", "O", "O"]
 
 
+def test_a_text_is_split_as_the_words_of_conll_are() -> None:
+    text = "(Ada-Lou), O'Brien's U.S.-based\u2026 it\u2019s 3.5 in the U.S., e.g. bato-kese."
+    joined = "( Ada-Lou ) , O'Brien 's U.S.-based \u2026 it \u2019s 3.5 in the U.S. , e.g. bato-kese ."
+    words = joined.split()
+    sentence = Sentence.of_text(text, [Span(1, 4, "person")], split="spaces")
+    assert sentence.words == [words[0], "Ada", "-Lou", *words[2:]], "a span cuts"
+    assert Sentence.of_text(text, split="spaces").words == words
+
+
+def test_texts_are_split_as_those_trained_on(tmp_path: Path) -> None:
+    write(tmp_path / "words" / "train.conll", conll("Ada-Lou/B-PER ran/O"))
+    record = {"text": "Ada-Lou ran", "spans": [{"start": 0, "end": 7, "label": "PER"}]}
+    write(tmp_path / "texts" / "train.jsonl", json.dumps(record) + "\n")
+    of_words, of_texts = (opened(tmp_path / name, task__hold_out=0) for name in ("words", "texts"))
+    whole, parts = ["Bo-Lee", "ran"], ["Bo", "-", "Lee", "ran"]
+    assert of_words.encode(["Bo-Lee ran"]).sentences[0].words == whole
+    assert of_texts.encode(["Bo-Lee ran"]).sentences[0].words == parts
+    assert of_texts.training().sentences[0].words == ["Ada", "-", "Lou", "ran"]
+    for split, words in (("auto", parts), ("spaces", whole)):  # runs of before know nothing of it
+        later = TagTask(tag_settings(task__text_split=split), None, VOCABULARY, of_words.to_dict())
+        assert later.encode(["Bo-Lee ran"]).sentences[0].words == words
+
+
 def test_marks_stay_with_their_word() -> None:
     for words in (
         ["\u0939\u093f\u0928\u094d\u0926\u0940", "\u092e\u0947\u0902", "!"],  # Hindi: "in Hindi"

@@ -17,6 +17,7 @@ from bertrain.tasks.tag.task import TagSplit
 from bertrain.tasks.task import TaskOutputs
 from bertrain.training.engine import predictor
 from bertrain.training.finetune import finetune
+from bertrain.training.finetuned import settings_of
 from bertrain.training.predict import evaluate_task, predict
 from bertrain.training.task_evaluator import TaskEvaluator
 from bertrain.training.task_results import metrics_of
@@ -85,6 +86,9 @@ def test_texts_are_predicted_without_a_file(tagger: Path) -> None:
     done = command_line("predict", tagger, f"{other} {person}, {other}", "--device", "cpu")
     assert done.out.splitlines()[0] == f"{other} {person}, {other}"
     (answer,) = predict(tagger, texts=f"{other} {person}, {other}", device="cpu")
+    assert Run.open(tagger).settings.task.text_split == "spaces"
+    (whole,) = predict(tagger, texts=f"{other} {person}-{person} {other}", device="cpu")
+    assert {(entity["label"], entity["text"]) for entity in whole["entities"]} >= {("person", f"{person}-{person}")}
     # No text to train on has a comma, so whether it belongs to the name is not known.
     assert ("person", person) in {(entity["label"], entity["text"].rstrip(",")) for entity in answer["entities"]}
 
@@ -125,6 +129,7 @@ def test_a_tagger_is_transformers_too(mini: Miniature, tagger: Path, tmp_path: P
 
 def test_a_tagger_of_transformers_comes_in(mini: Miniature, tagger: Path, tmp_path: Path) -> None:
     export(tagger, tmp_path / "theirs")
+    assert settings_of(tmp_path / "theirs").task.text_split == "spaces", "as the run"
     imported = import_weights(tmp_path / "theirs", tmp_path / "in")
     assert not imported.missing
     assert not imported.left_over

@@ -14,7 +14,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 from bertrain.base.errors import UserError
 from bertrain.base.formatting import counted
@@ -31,8 +31,11 @@ DOCUMENT_START = "-DOCSTART-"
 WORDS, TAGS = ("tokens", "words", "text"), ("ner_tags", "tags", "labels", "spans", "entities")  # columns, by preference
 MARK = "\u0301"  # stands for every mark and joiner where words are found: Python's \w has none of them
 JOINERS = "\u200c\u200d"
-SPLIT_WORDS = re.compile(rf"\w[\w{MARK}]*|[^\w\s]{MARK}*").finditer
+SPLIT_SIGNS = re.compile(rf"\w[\w{MARK}]*|[^\w\s]{MARK}*").finditer
+SPLIT_SPACES = re.compile(rf"\w(?:\S*[\w{MARK}])?\.?|[^\w\s]{MARK}*").finditer
+IS_INITIALS = re.compile(r"(?:[^\W\d_]\.){2,}").fullmatch
 BIO = Scheme("BIO")
+TextSplit = Literal["signs", "spaces"]
 
 
 @dataclass(frozen=True)
@@ -44,6 +47,7 @@ class Sentence:
     starts: list[int]  # index of each word's first character
     tags: list[str] | None
     place: str = ""  # its file and line, for messages
+    is_of_words: bool = False  # whether its words were given, not found in its text
 
     @staticmethod
     def of_words(words: Sequence[str], tags: list[str] | None, place: str) -> Sentence:
@@ -52,14 +56,16 @@ class Sentence:
         for word in words:
             starts.append(start)
             start += len(word) + 1
-        return Sentence(" ".join(words), list(words), starts, tags, place)
+        return Sentence(" ".join(words), list(words), starts, tags, place, is_of_words=True)
 
     @staticmethod
-    def of_text(text: str, spans: Sequence[Span] | None = None, place: str = "") -> Sentence:
-        """A text split at spaces and punctuation, and where a span begins or ends within a word."""
+    def of_text(
+        text: str, spans: Sequence[Span] | None = None, place: str = "", split: TextSplit = "signs"
+    ) -> Sentence:
+        """A text split into words and signs, and where a span begins or ends within a word."""
         cuts = sorted({cut for span in spans or () for cut in (span.start, span.end)})
         words, starts = [], []
-        for first, stop in _split(text):
+        for first, stop in _split(text, split):
             inside = [cut for cut in cuts if first < cut < stop]
             for start, end in pairwise([first, *inside, stop]):
                 words.append(text[start:end])
@@ -74,11 +80,22 @@ class Sentence:
         return self.starts[entity.first], self.starts[last] + len(self.words[last])
 
 
-def _split(text: str) -> Iterator[tuple[int, int]]:
-    """The ranges of words and signs, each with the marks that follow it: accents, and the vowels of Hindi or Thai."""
+def _split(text: str, split: TextSplit) -> Iterator[tuple[int, int]]:
+    """The ranges of words and signs, each with the marks that follow it: accents, and the vowels of Hindi or Thai.
+
+    At spaces, the words are about those of CoNLL's files: Ada-Lou, O'Brien, U.S., and Ada 's.
+    """
     plain = text if text.isascii() else "".join(MARK if _is_mark(sign) else sign for sign in text)
-    for found in SPLIT_WORDS(plain):
-        yield found.span()
+    if split == "signs":
+        yield from (found.span() for found in SPLIT_SIGNS(plain))
+        return
+    for found in SPLIT_SPACES(plain):
+        word = found.group() if IS_INITIALS(found.group()) else found.group().rstrip(".") or "."
+        stop = found.start() + len(word)
+        cuts = {found.start(), stop, found.end()}
+        if len(word) > 2 and word.endswith(("'s", "\u2019s")):
+            cuts.add(stop - 2)
+        yield from pairwise(sorted(cuts))
 
 
 def _is_mark(sign: str) -> bool:
@@ -103,12 +120,14 @@ def _tags_of(spans: Sequence[Span], words: Sequence[str], starts: Sequence[int])
     return BIO.write(entities, len(words))
 
 
-def read_sentences(files: Sequence[Path], settings: TaskSettings, bad_rows: BadRows) -> list[Sentence]:
-    """The sentences of some files, either all with tags or all without."""
+def read_sentences(
+    files: Sequence[Path], settings: TaskSettings, bad_rows: BadRows, split: TextSplit = "signs"
+) -> list[Sentence]:
+    """The sentences of some files, either all with tags or all without; texts are split as `split` says."""
     found: list[Sentence] = []
     for path in files:
         read = _read_conll if format_of(path) in ("conll", "tsv") else _read_records
-        for one in read(path, settings):
+        for one in read(path, settings, split):
             if isinstance(one, Problem):
                 bad_rows.add(one)
             elif found and (one.tags is None) != (found[0].tags is None):
@@ -138,7 +157,7 @@ def _without_mixed_tags(sentences: list[Sentence], bad_rows: BadRows) -> list[Se
 # --- CoNLL ----------------------------------------------------------------------------------------------------
 
 
-def _read_conll(path: Path, settings: TaskSettings) -> Iterator[Sentence | Problem]:
+def _read_conll(path: Path, settings: TaskSettings, split: TextSplit) -> Iterator[Sentence | Problem]:
     num_columns = 0
     for lines in _paragraphs(path):
         words, tags, problem = [], [], None
@@ -176,7 +195,7 @@ def _paragraphs(path: Path) -> Iterator[list[tuple[str, str | Problem]]]:
 # --- JSON lines, Parquet and Arrow ----------------------------------------------------------------------------
 
 
-def _read_records(path: Path, settings: TaskSettings) -> Iterator[Sentence | Problem]:
+def _read_records(path: Path, settings: TaskSettings, split: TextSplit) -> Iterator[Sentence | Problem]:
     # Columns named in the settings replace those that are looked for.
     wanted = (settings.text,) if settings.text != "text" else WORDS
     labels = (settings.label,) if settings.label != "label" else TAGS
@@ -194,18 +213,18 @@ def _read_records(path: Path, settings: TaskSettings) -> Iterator[Sentence | Pro
 
     for place, record in read_objects(path, choose):
         try:
-            yield record if isinstance(record, Problem) else _parse_record(record, of_words, of_tags, place)
+            yield record if isinstance(record, Problem) else _parse_record(record, of_words, of_tags, place, split)
         except ValueError as error:
             yield Problem(place, str(error))
 
 
-def _parse_record(record: dict[str, Any], of_words: str, of_tags: str, place: str) -> Sentence:
+def _parse_record(record: dict[str, Any], of_words: str, of_tags: str, place: str, split: TextSplit) -> Sentence:
     words, tags = record.get(of_words), record.get(of_tags) if of_tags else None
     if of_tags and not isinstance(tags, list):
         raise ValueError(f"has no list {of_tags!r}")
     if isinstance(words, str):
         _check_text(words)
-        return Sentence.of_text(words, None if tags is None else parse_spans(tags, words), place)
+        return Sentence.of_text(words, None if tags is None else parse_spans(tags, words), place, split)
     if not isinstance(words, list) or not words:
         raise ValueError(f"has neither words nor a text in {of_words!r}")
     if not all(isinstance(word, str) and word.strip() for word in words):

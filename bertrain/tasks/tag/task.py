@@ -24,7 +24,7 @@ from bertrain.tasks.classify import count_held_out, find_files
 from bertrain.tasks.metrics import softmax
 from bertrain.tasks.tables import BadRows
 from bertrain.tasks.tag.encode import encode_words
-from bertrain.tasks.tag.files import TAG_FORMATS, TAG_STEMS, Sentence, read_sentences
+from bertrain.tasks.tag.files import TAG_FORMATS, TAG_STEMS, Sentence, TextSplit, read_sentences
 from bertrain.tasks.tag.schemes import Scheme, recognize
 from bertrain.tasks.tag.scoring import report_by_type, score_tags
 from bertrain.tasks.task import Head, TaskOutputs
@@ -114,8 +114,12 @@ class TagTask:
         if data is not None:
             is_whole = saved is not None and not settings.task.hold_out
             self.files = find_files(data, self.notes, is_whole=is_whole, stems=TAG_STEMS, formats=TAG_FORMATS)
+        asked = settings.task.text_split
+        self.text_split: TextSplit = "signs" if asked == "auto" else asked
         if saved is None:
             self.labels, self.scheme = self._find_labels()
+            if asked == "auto" and all(sentence.is_of_words for sentence in self._read("train")[0]):
+                self.text_split = "spaces"  # parts of words were not trained on
         else:
             self.labels, self.scheme = tuple(saved["labels"]), Scheme(saved["scheme"], saved["is_prefixed"])
         self.main_metric = "accuracy" if self.scheme.name == "words" else "f1"
@@ -145,7 +149,7 @@ class TagTask:
 
     def encode(self, texts: Sequence[str]) -> TagSplit:
         """Texts that are given themselves as a split."""
-        return self._split("texts", [Sentence.of_text(text) for text in texts])
+        return self._split("texts", [Sentence.of_text(text, split=self.text_split) for text in texts])
 
     def _find_labels(self) -> tuple[tuple[str, ...], Scheme]:
         """The classes and the scheme of the training data."""
@@ -171,7 +175,7 @@ class TagTask:
         if split not in self.files:
             raise UserError("missing-split", f"--data {self.data} has no {split}.conll, .jsonl or .parquet")
         bad_rows = BadRows(self.settings.task.on_error)
-        sentences = read_sentences(self.files[split], self.settings.task, bad_rows)
+        sentences = read_sentences(self.files[split], self.settings.task, bad_rows, self.text_split)
         if bad_rows.count:
             self.notes.append(f"{split}: skipped {counted(bad_rows.count, 'sentence')}; the first: {bad_rows.first}")
         try:
