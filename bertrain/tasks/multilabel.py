@@ -39,7 +39,7 @@ from bertrain.tasks.thresholds import cross_fitted, fit_thresholds
 
 SEPARATORS = ("|", ";", ",")  # between labels in a text; the first that occurs in the training data
 FITTED = "_fitted"  # after the name of a metric: at fitted thresholds, instead of 0.5
-INDICATORS = {"0": False, "1": True, "false": False, "true": True}
+INDICATORS = {"0": False, "1": True, "0.0": False, "1.0": True, "false": False, "true": True}
 
 
 @dataclass(frozen=True)

@@ -58,7 +58,7 @@ def write_forms(folder: Path) -> dict[str, dict[str, Any]]:
         lines = [f'{text},"{separator.join(names)}"\n' for text, names in ROWS]
         (folder / f"{name}.csv").write_text("".join(["text,label\n", *lines]))
     (folder / "json.tsv").write_text("text\tlabel\n" + "".join(f"{t}\t{json.dumps(n)}\n" for t, n in ROWS))
-    lines = [f"{text},{int('dull' in names)},{int('fun' in names)},{'long' in names}\n" for text, names in ROWS]
+    lines = [f"{text},{float('dull' in names)},{int('fun' in names)},{'long' in names}\n" for text, names in ROWS]
     (folder / "columns.csv").write_text("".join(["text,dull,fun,long\n", *lines]))
     table = pa.table({"text": [text for text, _ in ROWS], "label": [names for _, names in ROWS]})
     pa.parquet.write_table(table, folder / "lists.parquet")
