@@ -177,6 +177,9 @@ class SimilarityTask:
         hint = "; name yours with --task.text, --task.text_pair and --task.label"
         negative = find_column(names, NEGATIVE, required=False)
         score = find_column(names, self.score, hint, required=self.score != SCORE)
+        if negative and score and self.score is SCORE:
+            both = f"{self.data} has negatives and scores, in {negative!r} and {score!r}"
+            raise UserError("mixed-columns", f"{both}: it is either triplets or scored pairs; leave out one column")
         return [
             find_column(names, self.first, hint), find_column(names, self.second, hint),
             negative if score is None else None, score, find_column(names, IDS, required=False),

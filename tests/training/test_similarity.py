@@ -238,6 +238,9 @@ def test_bad_input_by_file_and_line(encoder: Path, tmp_path: Path) -> None:
     pairs = write_data(tmp_path / "pairs", "pairs")
     with helpers.refused("missing-scores", "score"):
         finetune(task_settings(task__loss="cosine"), pairs, tmp_path / "run", init=str(encoder))
+    (tmp_path / "both.csv").write_text("anchor,positive,negative,label\nbato,kese,livi,1\n")
+    with helpers.refused("mixed-columns", "'negative'", "'label'"):
+        finetune(task_settings(), tmp_path / "both.csv", tmp_path / "run", init=str(encoder))
     (tmp_path / "one.jsonl").write_text(good + "\n")
     with helpers.refused("no-examples", "one.jsonl", "1 row", "--task.hold_out"):
         finetune(task_settings(task__hold_out=0.1), tmp_path / "one.jsonl", tmp_path / "run", init=str(encoder))
