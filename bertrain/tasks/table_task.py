@@ -32,7 +32,7 @@ from bertrain.tasks.metrics import (
     sigmoid,
     softmax,
 )
-from bertrain.tasks.tables import BadRows, FieldCountProblem, Row, read_table
+from bertrain.tasks.tables import BadRows, FieldCountProblem, ListProblem, Row, read_table
 from bertrain.tasks.task import Head, TaskOutputs
 from bertrain.tasks.thresholds import Thresholds, name_labels
 
@@ -120,6 +120,9 @@ def read_rows(files: Sequence[Path], row_format: RowFormat, bad_rows: BadRows, *
     for number, row in enumerate(found):
         if row_format.is_lenient and isinstance(row, FieldCountProblem):
             rows.num_split += 1
+        elif isinstance(row, ListProblem) and not row_format.takes_lists:
+            advice = "if texts have several labels, set --task.target classes"
+            bad_rows.add(Problem(row.place, f"{row.what}; {advice}"))
         elif isinstance(row, Problem):
             bad_rows.add(row)
         else:

@@ -54,6 +54,10 @@ class FieldCountProblem(Problem):
     """A row with more or fewer fields than there are columns."""
 
 
+class ListProblem(Problem):
+    """A row with a list where a text or a number is read."""
+
+
 @dataclass
 class BadRows:
     """Counts unusable rows, or stops at the first."""
@@ -321,7 +325,8 @@ def _to_row(place: str, record: Object, columns: Sequence[str | None], lists_at:
         elif isinstance(value, int):  # or a bool
             texts.append(str(value).lower())
         elif not isinstance(value, str):
-            return Problem(place, f"has a {type(value).__name__} in {column!r}, not a text or a number")
+            kind = ListProblem if isinstance(value, list) else Problem
+            return kind(place, f"has a {type(value).__name__} in {column!r}, not a text or a number")
         elif not is_valid_text(value):
             return Problem(place, f"has invalid Unicode in {column!r}")
         else:

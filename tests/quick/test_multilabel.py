@@ -126,6 +126,8 @@ def test_labels_that_do_not_fit_are_refused(tmp_path: Path) -> None:
     (tmp_path / "one.csv").write_text("text,label\nfilm,\nfilms,dull\n")
     with refused("one-label", "'dull'", tmp_path / "one.csv"):
         open_rows(tmp_path / "one.csv")
+    with refused("bad-row", "list in 'label'", "--task.target classes"):
+        open_task(Settings(task=TaskSettings(name="classify")), tmp_path / "lists.jsonl", VOCABULARY)
     with refused("no-examples", "two.csv", "1 row", "--task.hold_out"):
         (tmp_path / "two.csv").write_text("text,dull,fun\nfilm,0,1\n")
         open_rows(tmp_path / "two.csv", label="dull,fun", hold_out=0.1).training()

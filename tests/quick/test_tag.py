@@ -173,7 +173,8 @@ BAD: dict[str, tuple[str, str, str]] = {
     "fields": ("a.conll", "Ada\tB-PER\nran\n", "line 2"),
     "no tag": ("a.conll", "Ada\tB-PER\nran\t \n", "line 2"),
     "no word": ("a.conll", "Ada\tO\n\n\tO\n", "line 3"),
-    "no prefix": ("a.conll", "Ada\tB-PER\n\nBob\tPER\n", "line 3"),
+    "no prefix": ("a.conll", "Ada\tB-PER\n\nBob\tPER\n", "without a prefix"),
+    "no type": ("a.conll", "Ada\tB-PER\n\nBob\tB-\n", "'B-', without a type"),
     "overlap": (
         "a.jsonl",
         '{"text": "a b", "spans": []}\n{"text": "Ada ran", "spans": [{"start": 0, "end": 4, "label": "x"}, '
@@ -187,7 +188,7 @@ BAD: dict[str, tuple[str, str, str]] = {
     "no spans": ("a.jsonl", '{"text": "Ada", "spans": []}\n{"text": "Bob"}\n', "line 2"),
     "empty": ("a.jsonl", '{"text": " ", "spans": []}\n', "line 1"),
     "lengths": ("a.jsonl", '{"tokens": ["Ada", "ran"], "ner_tags": ["O"]}\n', "line 1"),
-    "numbers": ("a.jsonl", '{"tokens": ["Ada"], "ner_tags": [3]}\n', "line 1"),
+    "numbers": ("a.jsonl", '{"tokens": ["Ada"], "ner_tags": [3]}\n', "write names, such as B-PER"),
     "json": ("a.jsonl", '{"tokens": ["Ada"], "ner_tags": ["O"]}\n{"tokens"\n', "line 2"),
 }
 

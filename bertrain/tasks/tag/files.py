@@ -150,7 +150,9 @@ def _without_mixed_tags(sentences: list[Sentence], bad_rows: BadRows) -> list[Se
         if wrong is None:
             usable.append(sentence)
         else:
-            bad_rows.add(Problem(sentence.place, f"has the tag {wrong!r}, without a prefix like B- that others have"))
+            is_empty = wrong[1:] == "-"
+            lack = "without a type after its prefix" if is_empty else "without a prefix like B- that others have"
+            bad_rows.add(Problem(sentence.place, f"has the tag {wrong!r}, {lack}"))
     return usable
 
 
@@ -233,7 +235,7 @@ def _parse_record(record: dict[str, Any], of_words: str, of_tags: str, place: st
         if len(tags) != len(words):
             raise ValueError(f"has {counted(len(words), 'word')} and {counted(len(tags), 'tag')}")
         if any(isinstance(tag, int) for tag in tags):
-            raise ValueError(f"has numbers in {of_tags!r}, without names of classes; save it as Parquet, or use names")
+            raise ValueError(f"has numbers in {of_tags!r}, and its file no names for them; write names, such as B-PER")
         if wrong := [place for place, tag in enumerate(tags, start=1) if not (isinstance(tag, str) and tag.strip())]:
             raise ValueError(f"{of_tags!r} has no tag for word {wrong[0]}")
     for text in (*words, *(tags or ())):
