@@ -31,7 +31,7 @@ GPUS = {
     (8, 0): Hardware("Ampere, 8.0", "A100, A30", "bf16", "fp16, tf32, fp32", ONLY_COMPILED),
     (8, 6): Hardware("Ampere, 8.6", "A10, A40, RTX 30", "bf16", "fp16, tf32, fp32", ONLY_COMPILED),
     (8, 9): Hardware("Ada, 8.9", "L4, L40S, RTX 40", "bf16, fp8", "fp16, tf32, fp32", ONLY_COMPILED),
-    (9, 0): Hardware("Hopper, 9.0", "H100, H200, GH200", "bf16, fp8", "fp16, tf32, fp32", "everything run on an H200"),
+    (9, 0): Hardware("Hopper, 9.0", "H100, H200, GH200", "bf16, fp8", "fp16, tf32, fp32", "run on an H200"),
     (10, 0): Hardware("Blackwell, 10.0", "B100, B200, GB200", "bf16, fp8", "fp16, tf32, fp32", ONLY_COMPILED),
     (10, 3): Hardware("Blackwell, 10.3", "B300, GB300", "bf16, fp8", "fp16, tf32, fp32", ONLY_COMPILED),
     (12, 0): Hardware("Blackwell, 12.0", "RTX 50, RTX PRO", "bf16, fp8", "fp16, tf32, fp32", ONLY_COMPILED),
