@@ -101,21 +101,25 @@ def measured(run: Path) -> dict[str, Any]:
     }
 
 
-def fine_tune(task: str, weights: Path, glue: Path, folder: Path) -> list[float]:
-    """The scores of all seeds."""
-    metric, num_seeds = TASKS[task]
-    settings = FINE_TUNING | (LONG if task == "sst2" else {})
+def fine_tune(
+    task: str, weights: Path, glue: Path, run: Path, *, num_seeds: int, change: dict[str, str] | None = None
+) -> list[float]:
+    """The scores of all seeds; `change` gives other settings than the rules'."""
+    settings = FINE_TUNING | (LONG if task == "sst2" else {}) | (change or {})
     words = [word for name, value in settings.items() for word in (f"--{name}", value)]
     seeds = ",".join(str(seed) for seed in range(1, num_seeds + 1))
-    where = ("--init", weights, "--data", glue, "--run", folder / task)
+    where = ("--init", weights, "--data", glue, "--run", run)
     (outcome,) = printed_json(bertrain("finetune", f"glue/{task}", *where, "--seeds", seeds, "--json", *words))
-    return outcome["figures"][metric]["values"]
+    return outcome["figures"][TASKS[task][0]]["values"]
 
 
 def fine_tune_all(weights: Path, glue: Path, folder: Path) -> dict[str, list[float]]:
     with ThreadPoolExecutor(len(TASKS)) as pool:
-        scores = pool.map(lambda task: fine_tune(task, weights, glue, folder), TASKS)
-        return dict(zip(TASKS, scores, strict=True))
+
+        def scores(task: str) -> list[float]:
+            return fine_tune(task, weights, glue, folder / task, num_seeds=TASKS[task][1])
+
+        return dict(zip(TASKS, pool.map(scores, TASKS), strict=True))
 
 
 def new_record(name: str, request: list[str]) -> dict[str, Any]:

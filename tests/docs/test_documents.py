@@ -27,7 +27,6 @@ from bertrain.cli.main import app
 from bertrain.config import resolve as config
 from bertrain.config.recipe import recipe_names
 from bertrain.config.resolve import parse_overrides
-from bertrain.training.start import pretrain
 from tests import helpers
 from tests.training.test_embed import encoder as encoder
 
@@ -142,7 +141,8 @@ def pattern_of(line: str) -> str:
 def followed(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The folder of a reader who has followed the whole tutorial."""
     folder = tmp_path_factory.mktemp("tutorial")
-    shutil.copytree(ROOT / "demo", folder / "demo")
+    for name in ("demo", "models"):
+        (folder / name).symlink_to(ROOT / name)
     actions = list(actions_of((DOCS / "tutorial.md").read_text()))
     assert len(actions) > 12
     for action in actions:
@@ -160,10 +160,8 @@ def test_the_tutorial_runs_as_written(followed: Path) -> None:
 
 
 def test_the_how_to_about_tags_runs_as_written(tmp_path: Path) -> None:
-    """From weights that are hardly trained: what is shown holds for any."""
-    settings = helpers.tiny_settings(train__max_steps=1, model__max_positions=128, log__level="quiet")
-    pretrain(settings, helpers.make_data(tmp_path), tmp_path / "weights")
-    shutil.copytree(ROOT / "demo" / "names", tmp_path / "names")
+    for name in ("demo", "models"):
+        (tmp_path / name).symlink_to(ROOT / name)
     actions = list(actions_of((DOCS / "how-to-tag.md").read_text()))
     assert len(actions) == 5
     for action in actions:
