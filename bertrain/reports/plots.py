@@ -15,6 +15,7 @@ from markupsafe import Markup
 from bertrain.base.console import PHASES
 from bertrain.base.extras import import_extra
 from bertrain.base.formatting import YARDSTICKS, compact, heading_of, is_share, is_speed
+from bertrain.config.choices import MASK_PROBABILITY
 from bertrain.reports.history import History, group_size, rank_means, smooth, smoothing_window, thin
 from bertrain.reports.page import NUM_COLORS, PLOT_HEIGHT, PLOT_WIDTH, Plot
 from bertrain.run.stream import Floats
@@ -152,10 +153,21 @@ def how_to_read(histories: Sequence[History]) -> str:
     sentences = [
         (group > 1, f"Each point is the mean of {up_to}{group:,} steps."),
         (window > 1, f"Pale lines are {raw}, strong lines their centered mean over {up_to}{window}."),
-        (any(history.evaluations for history in histories), "Rings are held-out evaluations."),
+        (any(history.evaluations for history in histories), _what_rings_are(histories)),
         (any(history.summary.not_applied for history in histories), "Crosses are steps that were not finite."),
     ]
     return " ".join(sentence for applies, sentence in sentences if applies)
+
+
+def _what_rings_are(histories: Sequence[History]) -> str:
+    settings = [history.run.settings for history in histories]
+    shares = {one.data.mask_probability for one in settings if one.model.head == "pretrain"}
+    if shares <= {MASK_PROBABILITY}:
+        return "Rings are held-out evaluations."
+    trained = " or ".join(f"{share:.0%}" for share in sorted(shares))
+    return (
+        f"Rings are held-out evaluations, always with {MASK_PROBABILITY:.0%} of the words masked; training: {trained}."
+    )
 
 
 def plot_phases(history: History) -> Plot:

@@ -6,6 +6,7 @@ import json
 import re
 import shutil
 import xml.etree.ElementTree as ElementTree
+from dataclasses import replace
 from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
@@ -243,6 +244,15 @@ def test_the_plots_are_whole_coloured_by_the_page_and_alone(trained: Path) -> No
     assert f"Masked-word loss by step: from {first:.4g} to {last:.4g}" in page.labels()
     assert "Pale lines" not in page.text
     assert "Rings are held-out evaluations." in page.text
+
+
+def test_it_says_that_evaluations_mask_another_share(trained: Path) -> None:
+    """Their losses lie below the curve of the training, and are no sign of anything else."""
+    history = arithmetic.read(trained / "whole", "whole")
+    settings = history.run.settings
+    more = replace(settings, data=replace(settings.data, mask_probability=0.3))
+    shown = plots.how_to_read([history, replace(history, run=replace(history.run, settings=more))])
+    assert "always with 15% of the words masked; training: 15% or 30%." in shown
 
 
 def test_the_same_run_gives_the_same_bytes(trained: Path, tmp_path: Path) -> None:
