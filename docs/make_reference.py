@@ -340,6 +340,7 @@ def _layouts() -> Iterator[str]:
         if kind is records.EvaluationRecord:
             yield from ("Metrics of an evaluation of pre-training:", "")
             yield from _named("metric", records.PRETRAINING_METRICS)
+            yield from ("Entries of `by_class`:", "", *_named("field", record_fields(records.ClassScores)))
             yield from ("`bertrain evaluate --json` prints the same without `kind` and `samples`.", "")
         if kind is records.RanksRecord:
             yield from ("Entries of `ranks`:", "", *_named("field", record_fields(records.RankMeans)))

@@ -224,7 +224,7 @@ def evaluate(
             result = evaluate_run(run, data, which=checkpoint, max_examples=max_examples, device=device)
     if not is_first_rank() or options.printed_json(result, as_json):
         return
-    report = result.pop("report", "")
+    report, _ = result.pop("report", ""), result.pop("by_class", None)
     step = f" at step {result['step']:.0f}" if "step" in result else ""
     examples = f"{result.pop('examples'):,.0f} examples"
     where, text = f"{run}{step}, {examples}:", evaluation_text(result)

@@ -29,7 +29,7 @@ from bertrain.optim.verdict import Verdict
 from bertrain.run.checkpoint import Progress
 from bertrain.run.loss_scale import MINIMUM
 from bertrain.run.progress import console_line, report_steps
-from bertrain.run.records import EndRecord, EvaluationRecord, Record, StepRecord, drop_after, to_dict
+from bertrain.run.records import ClassScores, EndRecord, EvaluationRecord, Record, StepRecord, drop_after, to_dict
 from bertrain.run.spikes import WINDOW, DivergenceWatch, SpikeWatch
 from bertrain.run.stragglers import RankTimes
 from bertrain.run.telemetry_reader import newest_samples
@@ -158,9 +158,11 @@ class Metrics:
             note("info", "steps", console_line(steps, self.last_step, left), step=steps[-1].step)
         return [step.applied or step.skipped or (step.loss_scale or MINIMUM) > MINIMUM for step in steps]
 
-    def evaluation(self, step: int, samples: int, result: dict[str, float]) -> None:
+    def evaluation(
+        self, step: int, samples: int, result: dict[str, float], by_class: tuple[ClassScores, ...] = ()
+    ) -> None:
         if self._is_writer:
-            self._write(EvaluationRecord(step, samples, result))
+            self._write(EvaluationRecord(step, samples, result, by_class or None))
             self._console.say(f"evaluation at step {step}: {evaluation_text(result)}")
 
     def end(self, progress: Progress, reason: str, energy: dict[str, float]) -> None:

@@ -88,6 +88,22 @@ class StepRecord:
 
 
 @dataclass(frozen=True)
+class ClassScores:
+    """What was predicted of one class: of the rows with a label, or of the entities of a type."""
+
+    label: str
+    """name of the class"""
+    precision: Finite
+    """share of its predictions that are correct"""
+    recall: Finite
+    """share of its examples that are predicted"""
+    f1: Finite
+    """their harmonic mean; a ratio of 0 to 0 is 0"""
+    support: Count
+    """number of its examples"""
+
+
+@dataclass(frozen=True)
 class EvaluationRecord:
     """One evaluation on held-out examples."""
 
@@ -99,6 +115,8 @@ class EvaluationRecord:
     """examples trained on before it"""
     metrics: dict[str, float] = field(default_factory=dict)
     """every other key of the line: a metric by name, of pre-training or of the task"""
+    by_class: tuple[ClassScores, ...] | None = None
+    """one entry per class, on the main held-out split; of a classifier or a tagger only"""
 
 
 PRETRAINING_METRICS = {
@@ -171,6 +189,7 @@ class EndRecord:
 
 Record = StepRecord | EvaluationRecord | RanksRecord | EndRecord
 KINDS: dict[str, type[Record]] = {kind.kind: kind for kind in (StepRecord, EvaluationRecord, RanksRecord, EndRecord)}
+ENTRIES = (RankMeans, ClassScores)  # parts of records
 STEP_METRICS = {"loss", "mlm_loss", "mlm_accuracy", "nsp_loss", "nsp_accuracy", "accuracy"}
 NOT_METRICS = {"kind", "examples"} | {entry.name for kind in KINDS.values() for entry in fields(kind)} - STEP_METRICS
 
@@ -185,8 +204,8 @@ def is_metric(name: str) -> bool:
 # --- to and from JSON ------------------------------------------------------------------------------
 
 
-def to_dict(record: Record | RankMeans) -> dict[str, Any]:
-    result: dict[str, Any] = {} if isinstance(record, RankMeans) else {"kind": record.kind}
+def to_dict(record: Record | RankMeans | ClassScores) -> dict[str, Any]:
+    result: dict[str, Any] = {} if isinstance(record, ENTRIES) else {"kind": record.kind}
     for name, value in vars(record).items():
         if value is not None:
             result |= _to_json(value) if name == "metrics" else {name: _to_json(value)}
@@ -198,7 +217,7 @@ def _to_json(value: Any) -> Any:
         return value if math.isfinite(value) else None
     if isinstance(value, dict):
         return {name: _to_json(number) for name, number in value.items()}
-    return [to_dict(one) if isinstance(one, RankMeans) else one for one in value] if isinstance(value, tuple) else value
+    return [to_dict(one) if isinstance(one, ENTRIES) else one for one in value] if isinstance(value, tuple) else value
 
 
 def from_dict(line: dict[str, Any]) -> Record | None:

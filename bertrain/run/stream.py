@@ -140,7 +140,7 @@ def _arrow_type(hint: Any) -> pa.DataType:
     return {int: pa.int64(), float: pa.float64(), bool: pa.bool_(), str: pa.string()}[hint]
 
 
-FIELDS = dict(one for record in (StepRecord, RanksRecord, EndRecord) for one in _arrow_fields(record))
+FIELDS = dict(one for record in KINDS.values() for one in _arrow_fields(record) if one[0] != "metrics")
 SCHEMA = pa.schema({"kind": pa.string()} | FIELDS)
 """The types of all fields, so that one line cannot change a column; metrics of evaluations are inferred."""
 

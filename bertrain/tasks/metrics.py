@@ -15,6 +15,7 @@ import numpy.typing as npt
 
 from bertrain.base.extras import import_extra
 from bertrain.data.formats.block import Values
+from bertrain.run.records import ClassScores
 from bertrain.tasks.task import Head, TaskOutputs
 
 MOST_IN_MATRIX = 20  # classes of a confusion matrix that still fits a screen
@@ -68,6 +69,15 @@ def report_by_class(labels: Sequence[str], targets: Values, predictions: Predict
     matrix = metrics.confusion_matrix(targets, predictions, labels=indices)
     head = "confusion matrix: a row for each true label, a column for each predicted one, in the same order"
     return f"{report}\n{head}\n{matrix}"
+
+
+def scores_by_class(labels: Sequence[str], targets: Values, predictions: Predictions) -> tuple[ClassScores, ...]:
+    """Precision, recall, F1 and support of each class, as `report_by_class` rounds them; empty without classes."""
+    if not labels:
+        return ()
+    score = import_extra("sklearn.metrics").precision_recall_fscore_support
+    columns = score(targets, predictions, labels=range(len(labels)), zero_division=0)
+    return tuple(ClassScores(*row) for row in zip(labels, *(column.tolist() for column in columns), strict=True))
 
 
 def _classification(function: str, targets: Values, predictions: Values, **options: Any) -> float:

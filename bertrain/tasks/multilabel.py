@@ -29,7 +29,6 @@ from bertrain.tasks.metrics import (
     average_precision,
     compute_metrics,
     predictions_of,
-    report_by_class,
     sigmoid,
 )
 from bertrain.tasks.table_task import RowFormat, TableSplit, class_parser, read_rows
@@ -170,7 +169,7 @@ class MultilabelSplit(TableSplit):
         )
 
     def report_by_class(self, outputs: TaskOutputs) -> str:
-        report = report_by_class(self.task.labels, self.targets, self.decide(outputs))
+        report = super().report_by_class(outputs)
         if self.task.thresholds is None:
             return f"at probability 0.5\n{report}"
         if self.name == self.task.fitted_split:

@@ -22,6 +22,7 @@ from bertrain.config.settings import Settings
 from bertrain.data.formats.block import Block, Values
 from bertrain.data.text.records import Problem, listed
 from bertrain.data.text.vocabulary import Vocabulary
+from bertrain.run.records import ClassScores
 from bertrain.tasks.class_weights import Factors, weigh_classes
 from bertrain.tasks.encode import encode_texts
 from bertrain.tasks.metrics import (
@@ -29,6 +30,7 @@ from bertrain.tasks.metrics import (
     compute_metrics,
     predictions_of,
     report_by_class,
+    scores_by_class,
     sigmoid,
     softmax,
 )
@@ -202,8 +204,14 @@ class TableSplit:
         is_constant = self.task.labels and (predictions == predictions[0]).all()
         return repr(self.task.labels[int(predictions[0])]) if is_constant else ""
 
+    def decide(self, outputs: TaskOutputs) -> Predictions:
+        return predictions_of(outputs, self.task.head)
+
     def report_by_class(self, outputs: TaskOutputs) -> str:
-        return report_by_class(self.task.labels, self.targets, predictions_of(outputs, self.task.head))
+        return report_by_class(self.task.labels, self.targets, self.decide(outputs))
+
+    def scores_by_class(self, outputs: TaskOutputs) -> tuple[ClassScores, ...]:
+        return scores_by_class(self.task.labels, self.targets, self.decide(outputs))
 
     def metrics(self, outputs: TaskOutputs) -> dict[str, float]:
         """The metrics by name, and the baseline of the main one, which `constant_predictions` reach."""

@@ -125,6 +125,8 @@ class HeldOutEvaluator:
     """The metric by which one result is better than another."""
     can_shrink = True
     """Whether it may evaluate on fewer examples."""
+    by_class = ()
+    """The scores of each class; pre-training has none."""
 
     def __init__(self, data: DataSource, settings: Settings, ranks: parallel.Ranks, max_examples: int) -> None:
         self._mask_id, self._model = data.vocabulary.id_of("[MASK]"), settings.model

@@ -15,7 +15,7 @@ from bertrain.config.settings import Settings
 from bertrain.ranks import parallel
 from bertrain.training.resolved_run import ResolvedRun, resolve_run
 from bertrain.training.start import Trained, start
-from bertrain.training.task_results import RESULTS, Outcome, checkpoint_of, metrics_of, write_results
+from bertrain.training.task_results import RESULTS, Outcome, write_results
 
 
 def finetune(settings: Settings, data: str | Path, run: str | Path, *, init: str) -> Trained:
@@ -52,7 +52,7 @@ def finetune_many(
                 checked.task.to_predict()
     outcomes: list[Outcome] = []
     for name, of_task in settings.items():
-        found: list[dict[str, float]] = []
+        found: list[Path] = []
         resolved: ResolvedRun | None = None
         for seed in seeds:
             seeded = replace(of_task, train=replace(of_task.train, seed=seed))
@@ -62,8 +62,8 @@ def finetune_many(
                 if predicts and not found and resolved.task is not None:
                     resolved.task.to_predict()
                 start(resolved, ranks)
-            found.append(metrics_of(place))
-            outcome = Outcome.of(name, seeds, found, keeps_best=checkpoint_of(place) == "best")
+            found.append(place)
+            outcome = Outcome.of(name, seeds, found)
             if is_first_rank():
                 write_results([*outcomes, outcome], Path(run) / RESULTS)
         outcomes.append(outcome)

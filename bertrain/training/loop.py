@@ -266,7 +266,7 @@ def _evaluate(session: Session, evaluator: Evaluator) -> dict[str, float]:
         if session.run.settings.task.name:
             cure = "--evaluate.every_epochs sets their interval"
         warn(f"evaluations take more than a tenth of the time; {cure}")
-    session.metrics.evaluation(progress.step, progress.samples, result)
+    session.metrics.evaluation(progress.step, progress.samples, result, evaluator.by_class)
     return result
 
 

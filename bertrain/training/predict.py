@@ -15,6 +15,7 @@ from bertrain.base.errors import UserError
 from bertrain.config.resolve import override
 from bertrain.config.settings import Settings
 from bertrain.ranks import parallel
+from bertrain.run.records import to_dict
 from bertrain.tasks import registry
 from bertrain.tasks.multilabel import MultilabelTask
 from bertrain.tasks.squad.task import SquadSplit, SquadTask
@@ -45,8 +46,9 @@ def evaluate_task(
 ) -> dict[str, Any]:
     """The task's metrics of a fine-tuned model on the held-out part of `data` (default: that of the run), and its step.
 
-    `run` is a run folder, or fine-tuned weights in Transformers' format. Of a classifier or a tagger also a `report` as
-    text: F1 of each class, and a classifier's confusion matrix. `batch_size` is the evaluation batch size. `overrides`
+    `run` is a run folder, or fine-tuned weights in Transformers' format. Of a classifier or a tagger also `by_class`,
+    precision, recall, F1 and support of each class, and a `report` of them as text, with a classifier's confusion
+    matrix. `batch_size` is the evaluation batch size. `overrides`
     may change settings that do not shape the training, such as ("task.null_threshold", "2"), or that say how files are
     read: task.on_error, task.text, task.text_pair, task.label.
     """
@@ -58,7 +60,8 @@ def evaluate_task(
         metrics = evaluator.evaluate(model.predict, model.ranks)
         step = model.finetuned.weights.global_step
         known = {} if step is None else {"step": float(step)}
-        return known | metrics | ({"report": evaluator.report} if evaluator.report else {})
+        by_class = [to_dict(one) for one in evaluator.by_class]
+        return known | metrics | ({"by_class": by_class, "report": evaluator.report} if by_class else {})
 
 
 def predict(

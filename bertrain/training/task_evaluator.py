@@ -22,6 +22,7 @@ from bertrain.data.text.vocabulary import Vocabulary
 from bertrain.model.batch import Batch
 from bertrain.ranks import parallel
 from bertrain.ranks.signals import NEVER, StopSignal
+from bertrain.run.records import ClassScores
 from bertrain.tasks.data import TaskData
 from bertrain.tasks.metrics import predictions_of
 from bertrain.tasks.table_task import TableSplit
@@ -53,6 +54,7 @@ class TaskEvaluator:
         self._settings, self._folder, self._words = settings, folder, words
         self.num_examples = sum(len(split.block) for split in splits.values())
         self.report = ""  # on each class of the main split, at the last evaluation
+        self.by_class: tuple[ClassScores, ...] = ()  # the same as numbers
 
     def shrink(self, num_examples: int) -> None:
         """Does nothing: a task is scored whole."""
@@ -78,11 +80,11 @@ class TaskEvaluator:
         """Report on each class, and warn of a model that predicts the same for every example, such as no label."""
         constant, unit = "", "example"
         if isinstance(split, TagSplit):
-            self.report, unit = split.report(outputs), "word"
+            self.report, self.by_class, unit = split.report(outputs), split.scores_by_class(outputs), "word"
             if np.ptp(outputs.argmax(axis=1)) == 0 < len({*chain.from_iterable(split.true_tags)}) - 1:
                 constant = repr(split.labels[int(outputs[0].argmax())])
         elif isinstance(split, TableSplit):
-            self.report = split.report_by_class(outputs)
+            self.report, self.by_class = split.report_by_class(outputs), split.scores_by_class(outputs)
             if not split.describe_constant(split.targets):
                 constant = split.describe_constant(predictions_of(outputs, split.task.head))
         if constant and ranks.is_first:

@@ -6,7 +6,7 @@ import json
 import math
 import statistics
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -15,9 +15,17 @@ from bertrain.base.files import write_atomically
 from bertrain.base.formatting import BASELINE, THRESHOLD, show_brief
 from bertrain.run import checkpoint
 from bertrain.run.folder import Run
-from bertrain.run.records import EndRecord, EvaluationRecord, Record, StepRecord, read_records
+from bertrain.run.records import (
+    ClassScores,
+    EndRecord,
+    EvaluationRecord,
+    Record,
+    StepRecord,
+    read_records,
+    to_dict,
+)
 
-RESULTS = "results.json"
+RESULTS, METRICS = "results.json", "metrics.jsonl"
 SPEED, SPEED_OVERALL = "train_examples_per_s", "train_examples_per_s_overall"
 NO_SCORES = ("examples", "latency", "train_examples", BASELINE, THRESHOLD)
 """Prefixes of metrics of speed, size, and nothing."""
@@ -33,31 +41,52 @@ class Outcome:
     """By name, one value for each seed."""
     keeps_best: bool = False
     """Whether they are of each run's best evaluation, whose checkpoint it keeps, instead of the last."""
+    by_class: dict[str, dict[str, tuple[float, ...]]] = field(default_factory=dict)
+    """The scores of each class by label and name, one value for each seed."""
 
     @staticmethod
-    def of(task: str, seeds: Sequence[int], found: Sequence[Mapping[str, float]], *, keeps_best: bool) -> Outcome:
-        """The outcome of the first runs of `seeds`, from the metrics that all of them have."""
-        names = [name for name in found[0] if all(name in one for one in found)]
-        metrics = {name: tuple(one[name] for one in found) for name in names}
-        return Outcome(task, tuple(seeds[: len(found)]), metrics, keeps_best)
+    def of(task: str, seeds: Sequence[int], runs: Sequence[Path]) -> Outcome:
+        """The outcome of the `runs` of the first of `seeds`, from the metrics and classes that all of them have."""
+        by_class = [{one.pop("label"): one for one in map(to_dict, classes_of(run))} for run in runs]
+        classes = {label: _join([one[label] for one in by_class]) for label in _common(by_class)}
+        keeps_best = checkpoint_of(runs[-1]) == "best"
+        return Outcome(task, tuple(seeds[: len(runs)]), _join([metrics_of(run) for run in runs]), keeps_best, classes)
 
     def mean(self, name: str) -> float:
         return statistics.fmean(self.metrics[name])
 
     def deviation(self, name: str) -> float:
-        """The sample standard deviation; 0 for a single run."""
-        return statistics.stdev(self.metrics[name]) if len(self.seeds) > 1 else 0.0
+        return _deviation(self.metrics[name])
 
     def to_dict(self) -> dict[str, Any]:
         return {
             "task": self.task,
             "seeds": list(self.seeds),
             "evaluation": "best" if self.keeps_best else "last",
-            "figures": {
-                name: {"mean": self.mean(name), "deviation": self.deviation(name), "values": list(values)}
-                for name, values in self.metrics.items()
-            },
+            "figures": _over_seeds(self.metrics),
+            "by_class": [{"label": label} | _over_seeds(scores) for label, scores in self.by_class.items()],
         }
+
+
+def _common(found: Sequence[Mapping[str, Any]]) -> list[str]:
+    return [name for name in found[0] if all(name in one for one in found)]
+
+
+def _join(found: Sequence[Mapping[str, float]]) -> dict[str, tuple[float, ...]]:
+    """The values of several runs under each name that all of them have."""
+    return {name: tuple(one[name] for one in found) for name in _common(found)}
+
+
+def _deviation(values: Sequence[float]) -> float:
+    """The sample standard deviation; 0 for a single run."""
+    return statistics.stdev(values) if len(values) > 1 else 0.0
+
+
+def _over_seeds(metrics: Mapping[str, Sequence[float]]) -> dict[str, Any]:
+    return {
+        name: {"mean": statistics.fmean(values), "deviation": _deviation(values), "values": list(values)}
+        for name, values in metrics.items()
+    }
 
 
 def write_results(outcomes: Sequence[Outcome], path: Path) -> None:
@@ -106,11 +135,21 @@ def checkpoint_of(run: str | Path) -> str:
 
 def metrics_of(run: str | Path) -> dict[str, float]:
     """A run's metrics at its last evaluation, or at its best if it keeps that one; and its training speed."""
-    records = read_records(Path(run) / "metrics.jsonl")
+    records = read_records(Path(run) / METRICS)
+    metrics = _evaluation(run, records).metrics
+    return {name: value for name, value in metrics.items() if math.isfinite(value)} | training_speed(records)
+
+
+def classes_of(run: str | Path) -> tuple[ClassScores, ...]:
+    """The scores of each class at the evaluation of `metrics_of`; empty of a task without classes."""
+    return _evaluation(run, read_records(Path(run) / METRICS)).by_class or ()
+
+
+def _evaluation(run: str | Path, records: Sequence[Record]) -> EvaluationRecord:
+    """The evaluation that counts; without metrics if there was none."""
     best = checkpoint.read_best(Run.open(run).checkpoints)
     evaluations = [one for one in records if isinstance(one, EvaluationRecord) and best in (None, one.step)]
-    last = evaluations[-1].metrics if evaluations else {}
-    return {name: value for name, value in last.items() if math.isfinite(value)} | training_speed(records)
+    return evaluations[-1] if evaluations else EvaluationRecord(0)
 
 
 def training_speed(records: Sequence[Record]) -> dict[str, float]:

@@ -315,6 +315,10 @@ def test_metrics_are_those_of_scikit_learn(tmp_path: Path) -> None:
             targets, one.decide(outputs), target_names=list("abcd"), digits=3, zero_division=0
         )
         assert expected_rows.splitlines()[2:6] == report.splitlines()[3:7]
+        numbers = [
+            f"{s.label} {s.precision:.3f} {s.recall:.3f} {s.f1:.3f} {s.support}" for s in one.scores_by_class(outputs)
+        ]
+        assert numbers == [" ".join(row.split()) for row in expected_rows.splitlines()[2:6]]
 
 
 def test_predictions_name_every_label_above_its_threshold(tmp_path: Path) -> None:

@@ -12,6 +12,7 @@ import pytest
 from bertrain.base.console import evaluation_text
 from bertrain.base.formatting import headline_of
 from bertrain.config.settings import Settings, TaskSettings
+from bertrain.run.records import ClassScores
 from bertrain.tasks import metrics
 from bertrain.tasks.classify import sort_labels
 from bertrain.tasks.registry import open_task, reads_pairs
@@ -154,6 +155,13 @@ def test_each_class_is_reported() -> None:
     assert cat.split() == ["cat", "1.000", "0.500", "0.667", "2"], "precision, recall, F1, rows"
     assert report.endswith("[[1 1 0]\n [0 2 0]\n [0 0 1]]")
     assert metrics.report_by_class([], targets, predictions) == ""
+    scores = metrics.scores_by_class(["cat", "dog", "cow"], targets, predictions)
+    assert scores[0] == ClassScores("cat", 1.0, 0.5, 2 / 3, 2)
+    assert [(one.label, one.precision, one.recall, one.support) for one in scores[1:]] == [
+        ("dog", 2 / 3, 1.0, 2),
+        ("cow", 1.0, 1.0, 1),
+    ]
+    assert metrics.scores_by_class([], targets, predictions) == ()
 
 
 # --- texts without a file -----------------------------------------------------------------------------------

@@ -10,6 +10,7 @@ import pytest
 
 from bertrain.run import records
 from bertrain.run.records import (
+    ClassScores,
     EndRecord,
     EvaluationRecord,
     RankMeans,
@@ -39,6 +40,9 @@ def test_lines_of_older_runs_come_back_as_they_were(run: str) -> None:
         StepRecord(3, 30, 300, 0.5, accuracy=0.25, seconds={"data": 1.0}, rank_tokens=(1, 2), rank_attention=(3, 4)),
         StepRecord(4, loss_scale=2.0, applied=False, skipped=True, not_finite=2, spike=True),
         EvaluationRecord(3, 30, {"f1": 0.5, "examples": 7.0}),
+        EvaluationRecord(
+            3, 30, {"f1": 0.5}, (ClassScores("a/b", 1.0, 0.5, 2 / 3, 2), ClassScores("", 0.0, 0.0, 0.0, 0))
+        ),
         RanksRecord(3, (RankMeans(0, "one", 5.0, {"data": 0.5}), RankMeans(1, "two", 6.0, {"data": 0.25}))),
         EndRecord(3, 30, "done", 1.5, joules=2.0, joules_per_million_tokens=3.0),
     ],

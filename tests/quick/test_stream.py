@@ -15,7 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from bertrain.run import stream
-from bertrain.run.records import EvaluationRecord
+from bertrain.run.records import ClassScores, EvaluationRecord
 from bertrain.run.stream import read_metrics
 
 
@@ -32,6 +32,9 @@ def records(count: int, ranks: int = 3) -> list[dict[str, Any]]:
             lines[-1]["loss_scale"] = 2.0 ** (number % 16)
         if number % 5 == 0:
             lines.append({"kind": "evaluation", "step": number, "f1": draw.random(), "loss": None})
+            if number % 10 == 0:  # a class for each evaluation so far
+                scores = {"precision": 1, "recall": draw.random(), "f1": 0.5, "support": number}
+                lines[-1]["by_class"] = [{"label": f"c{one}"} | scores for one in range(number // 10)]
             means = [{"rank": r, "host": f"h{r % 2}", "tokens": 10.0 * r, "seconds": seconds} for r in range(ranks)]
             lines.append({"kind": "ranks", "step": number, "ranks": means})
     return [*lines, {"kind": "end", "step": count, "samples": 1, "reason": "done"}]
@@ -57,7 +60,13 @@ def test_it_reads_what_a_plain_reader_reads(tmp_path: Path, monkeypatch: pytest.
     waits = [line["seconds"]["data"] for line in steps]
     np.testing.assert_allclose(table.columns["seconds.data"], waits, rtol=1e-7)
     evaluations = [line for line in lines if line["kind"] == "evaluation"]
-    assert table.evaluations == [EvaluationRecord(line["step"], 0, {"f1": line["f1"]}) for line in evaluations]
+    assert table.evaluations == [
+        EvaluationRecord(
+            line["step"], 0, {"f1": line["f1"]},
+            tuple(ClassScores(**scores) for scores in line["by_class"]) if "by_class" in line else None,
+        )
+        for line in evaluations
+    ]  # fmt: skip
     assert table.end is not None
     assert (table.end.step, table.end.samples, table.end.reason) == (40, 1, "done")
     entries = [entry for line in lines if line["kind"] == "ranks" for entry in line["ranks"] if entry["rank"] == 2]

@@ -89,6 +89,15 @@ def test_several_seeds_have_a_mean_and_a_deviation(mini: Miniature, tmp_path: Pa
     assert outcome["figures"]["accuracy"] == {
         "mean": statistics.fmean(values), "deviation": float(np.std(values, ddof=1)), "values": values,
     }  # fmt: skip
+    for seed, number in ((1, 0), (3, 2)):
+        own = json.loads(command_line("evaluate", run / f"seed-{seed}", "--device", "cpu", "--json").out)
+        assert [row["label"] for row in own["by_class"]] == [row["label"] for row in outcome["by_class"]]
+        assert all(f"{row['label']} " in own["report"] for row in own["by_class"])
+        for row, over_seeds in zip(own["by_class"], outcome["by_class"], strict=True):
+            for name in ("precision", "recall", "f1", "support"):
+                assert over_seeds[name]["values"][number] == row[name], (seed, row["label"], name)
+        assert statistics.fmean(row["f1"] for row in own["by_class"]) == pytest.approx(own["f1_macro"])
+        assert sum(row["support"] for row in own["by_class"]) == own["examples"]
     assert list(outcome["predictions"]) == [str(run / f"seed-{seed}") for seed in (1, 2, 3)]
     del outcome["predictions"]
     assert json.loads((run / "results.json").read_text()) == [outcome]

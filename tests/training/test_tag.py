@@ -12,6 +12,7 @@ import torch
 from bertrain.data.text.tokenizer import Tokenizer
 from bertrain.ranks.parallel import Ranks
 from bertrain.run.folder import Run
+from bertrain.run.records import to_dict
 from bertrain.tasks.registry import open_task
 from bertrain.tasks.tag.task import TagSplit
 from bertrain.tasks.task import TaskOutputs
@@ -20,7 +21,7 @@ from bertrain.training.finetune import finetune
 from bertrain.training.finetuned import settings_of
 from bertrain.training.predict import evaluate_task, predict
 from bertrain.training.task_evaluator import TaskEvaluator
-from bertrain.training.task_results import metrics_of
+from bertrain.training.task_results import classes_of, metrics_of
 from bertrain.weights.export import export, import_weights
 from bertrain.weights.inspect import compare_weights, show_weights
 from bertrain.weights.source import build_model, read_weights
@@ -59,6 +60,12 @@ def test_names_are_learnt(mini: Miniature, tagger: Path) -> None:
         metrics[name] for name in ("f1", "precision", "recall")
     ]
     assert [line.split()[0] for line in again["report"].splitlines()[1:]] == ["person", "place", "all"]
+    assert again["by_class"] == [to_dict(one) for one in classes_of(tagger)]
+    rows = [line.split() for line in again["report"].splitlines()[1:3]]
+    assert rows == [
+        [one["label"], *(f"{one[name]:.3f}" for name in ("precision", "recall", "f1")), str(one["support"])]
+        for one in again["by_class"]
+    ]
 
 
 def test_scores_are_seqevals_of_the_predictions_written(mini: Miniature, tagger: Path, tmp_path: Path) -> None:

@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from bertrain.base.formatting import BASELINE
+from bertrain.run.records import ClassScores
 from bertrain.tasks.tag.schemes import Scheme, Tags
 
 
@@ -70,6 +71,11 @@ def _total(counts: dict[str, Counts]) -> Counts:
     return Counts(
         sum(one.correct for one in values), sum(one.predicted for one in values), sum(one.true for one in values)
     )
+
+
+def scores_by_type(true: Sequence[Tags], predicted: Sequence[Tags], scheme: Scheme) -> tuple[ClassScores, ...]:
+    counts = count_by_type(true, predicted, scheme)
+    return tuple(ClassScores(name, one.precision, one.recall, one.f1, one.true) for name, one in counts.items())
 
 
 def report_by_type(true: Sequence[Tags], predicted: Sequence[Tags], scheme: Scheme) -> str:

@@ -20,13 +20,14 @@ from bertrain.data.formats.block import Block
 from bertrain.data.text.records import listed
 from bertrain.data.text.vocabulary import Vocabulary
 from bertrain.model.batch import IGNORED
+from bertrain.run.records import ClassScores
 from bertrain.tasks.classify import count_held_out, find_files
 from bertrain.tasks.metrics import softmax
 from bertrain.tasks.tables import BadRows
 from bertrain.tasks.tag.encode import encode_words
 from bertrain.tasks.tag.files import TAG_FORMATS, TAG_STEMS, Sentence, TextSplit, read_sentences
 from bertrain.tasks.tag.schemes import Scheme, recognize
-from bertrain.tasks.tag.scoring import report_by_type, score_tags
+from bertrain.tasks.tag.scoring import report_by_type, score_tags, scores_by_type
 from bertrain.tasks.task import Head, TaskOutputs
 from bertrain.tasks.windows import overlapping_stride
 
@@ -64,6 +65,9 @@ class TagSplit:
     def report(self, outputs: TaskOutputs) -> str:
         """Precision, recall and F1 of each type, as text."""
         return report_by_type(self.true_tags, self.predicted_tags(outputs), self.scheme)
+
+    def scores_by_class(self, outputs: TaskOutputs) -> tuple[ClassScores, ...]:
+        return scores_by_type(self.true_tags, self.predicted_tags(outputs), self.scheme)
 
     def answers(self, outputs: TaskOutputs) -> list[dict[str, Any]]:
         """The text and the entities of each sentence; without entities in the scheme, all its words.
