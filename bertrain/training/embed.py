@@ -32,7 +32,7 @@ from bertrain.training.precision import choose_precision
 from bertrain.training.task_evaluator import TOKENS_AT_ONCE
 from bertrain.training.vector_files import SHARD_ROWS, SUFFIXES, VectorFile, Vectors
 from bertrain.weights.hub import locate
-from bertrain.weights.sentence_transformers import SentencePipeline, read_pipeline
+from bertrain.weights.sentence_transformers import SentencePipeline, find_pipeline
 from bertrain.weights.source import NEWEST, open_source
 from bertrain.weights.tensors import Weights, load_tensors
 
@@ -143,7 +143,7 @@ def _usual_pipeline(path: Path, *, is_run: bool) -> SentencePipeline:
     if is_run:
         settings = Run.open(path).settings
         return SentencePipeline(settings.model.pooling, max_seq_length=settings.data.max_seq_length)
-    return read_pipeline(path if path.is_dir() else path.parent) or SentencePipeline()
+    return find_pipeline(path) or SentencePipeline()
 
 
 def embed(

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
-from bertrain.base.console import remark
+from bertrain.base.console import remark, warn
 from bertrain.base.errors import UserError
 from bertrain.base.formatting import counted
 from bertrain.run.folder import Run
 from bertrain.weights import huggingface, onnx
 from bertrain.weights.card import model_card
+from bertrain.weights.hub import locate
+from bertrain.weights.onnx_graph import VECTOR
+from bertrain.weights.sentence_transformers import find_pipeline
 from bertrain.weights.source import NEWEST, open_source, read_weights, refuse_incomplete
 from bertrain.weights.tensors import WRITTEN_PADDINGS, Kind, Weights, list_names, load_tensors
 
@@ -119,7 +122,7 @@ def _export_onnx(source: str | Path, out: Path, which: str, precision: str) -> P
     chosen = next((known for known in onnx.PRECISIONS if known == precision), None)
     if chosen is None:
         raise UserError("unknown-precision", f"--precision is {precision!r}; use {', '.join(onnx.PRECISIONS)}")
-    weights = read_weights(source, which)
+    weights = _read_with_pipeline(source, which)
     if weights.settings.head == "pretrain":
         _refuse_incomplete_encoder(weights)  # an encoder without heads is exported as such
     else:
@@ -127,7 +130,26 @@ def _export_onnx(source: str | Path, out: Path, which: str, precision: str) -> P
     _refuse_without_vocabulary(weights, source)
     agreement = onnx.write_folder(out, weights, chosen)
     remark(f"checked in onnxruntime: {agreement.describe()}")
+    if weights.settings.head == "embed":
+        scaled = "scaled to length 1" if weights.normalizes else "not scaled"
+        remark(f"{VECTOR} is one vector per text: {weights.settings.pooling} pooling, {scaled}")
+    elif "last_hidden_state" in agreement.outputs:
+        remark("last_hidden_state is one vector per token; the graph does not pool them into one per text")
     return out
+
+
+def _read_with_pipeline(source: str | Path, which: str) -> Weights:
+    """Read weights; those of a sentence-transformers folder as an embedding model, if we compute its pipeline."""
+    opened, pipeline = open_source(source, which=which), None
+    if opened.kind != "run":
+        try:
+            pipeline = find_pipeline(locate(source))
+        except UserError as error:
+            warn(f"{error}; exporting the encoder alone")
+    if pipeline is None or opened.settings is None or opened.settings.head != "pretrain":
+        return load_tensors(opened)
+    settings = replace(opened.settings, head="embed", pooling=pipeline.pooling)
+    return replace(load_tensors(replace(opened, settings=settings)), normalizes=pipeline.normalize)
 
 
 def _refuse_without_vocabulary(weights: Weights, source: str | Path) -> None:

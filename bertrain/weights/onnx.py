@@ -43,16 +43,19 @@ def write_folder(out: Path, weights: Weights, precision: Precision) -> Agreement
         for form in forms:  # fp32 first: the rounding of fewer bits would hide an error of the graph itself
             for written in folder.iterdir():
                 written.unlink()
-            model = build_graph(tensors, weights.settings, "float16" if form == "fp16" else "float32")
+            float_type: FloatType = "float16" if form == "fp16" else "float32"
+            model = build_graph(tensors, weights.settings, float_type, normalizes=weights.normalizes)
             save(model, folder / MODEL, is_quantized=form == "int8")
             agreement = check_file(folder / MODEL, weights, form)
         write_companions(folder, weights, weights.settings)
         return agreement
 
 
-def build_graph(tensors: Mapping[str, Tensor], settings: ModelSettings, float_type: FloatType) -> Any:
+def build_graph(
+    tensors: Mapping[str, Tensor], settings: ModelSettings, float_type: FloatType, *, normalizes: bool = True
+) -> Any:
     """The ModelProto of an encoder with its head, from tensors under Hugging Face's names."""
-    graph, family = Graph(tensors, settings, float_type), FAMILIES[settings.family]
+    graph, family = Graph(tensors, settings, float_type, normalizes=normalizes), FAMILIES[settings.family]
     family.HEADS[settings.head](graph, family.encode(graph))
     return graph.model(__version__)
 

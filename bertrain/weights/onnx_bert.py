@@ -99,6 +99,6 @@ HEADS: dict[str, Callable[[Graph, str], None]] = {
     "regress": _add_sequence_classifier,
     "span": _add_span_head,
     "tag": _add_tag_head,
-    "embed": _add_pretraining_heads,  # which the weights lack: the outputs of the encoder, to be pooled
+    "embed": Graph.embed,
 }
 """What adds each `model.head` to the encoder. The outputs' names and shapes are all that the check needs to know."""

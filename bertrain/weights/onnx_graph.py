@@ -25,6 +25,7 @@ from bertrain.config.settings import ModelSettings
 OPSET = 17
 IR_VERSION = 8  # that of opset 17; the newest one of the installed onnx would shut out older runtimes
 INPUTS = ("input_ids", "attention_mask", "token_type_ids")
+VECTOR = "sentence_embedding"  # the output with one vector for each text; the name that Optimum uses
 MASK_BIAS = -10000.0  # Google's: exp() of it is 0, fp16 can hold it, and a row of padding alone is finite
 FloatType = Literal["float32", "float16"]
 
@@ -32,9 +33,11 @@ FloatType = Literal["float32", "float16"]
 class Graph:
     """Nodes and tensors of a graph. A method that adds nodes returns the name of their output."""
 
-    def __init__(self, tensors: Mapping[str, Tensor], settings: ModelSettings, float_type: FloatType) -> None:
-        """`float_type` is that of weights and products."""
-        self.tensors, self.settings, self._float_type = tensors, settings, float_type
+    def __init__(
+        self, tensors: Mapping[str, Tensor], settings: ModelSettings, float_type: FloatType, *, normalizes: bool = True
+    ) -> None:
+        """`float_type` is that of weights and products; with `normalizes`, the vectors of texts have length 1."""
+        self.tensors, self.settings, self._float_type, self._normalizes = tensors, settings, float_type, normalizes
         self._onnx = import_extra("onnx")
         self._nodes: list[Any] = []
         self._outputs: list[Any] = []
@@ -122,6 +125,35 @@ class Graph:
         ends = self.add("Split", scores, scope=scope, count=2, axis=-1)
         for name, end in zip(("start_logits", "end_logits"), ends, strict=True):
             self.output(name, self.add("Squeeze", end, self.integers(-1), scope=scope), "batch", "sequence")
+
+    def pool(self, hidden: str) -> str:
+        """The vector of each text by `model.pooling`, [batch, hidden]; in float32 in every precision."""
+        scope = "pooling"
+        if self.settings.pooling == "cls":
+            first = self.constant("first", np.array(0))  # a number, so that Gather drops the axis
+            return self.cast(self.add("Gather", hidden, first, scope=scope, axis=1), scope, "float32")
+        hidden, mask = self.cast(hidden, scope, "float32"), self.cast("attention_mask", scope, "float32")
+        if self.settings.pooling == "max":
+            is_token = self.add("Unsqueeze", mask, self.integers(2), scope=scope)
+            is_token = self.add("Cast", is_token, scope=scope, to=self._onnx.TensorProto.BOOL)
+            lowest = self.constant("lowest", np.array(np.finfo(np.float32).min))
+            masked = self.add("Where", is_token, hidden, lowest, scope=scope)
+            return self.add("ReduceMax", masked, scope=scope, axes=[1], keepdims=0)
+        count = self.add("ReduceSum", mask, self.integers(1), scope=scope, keepdims=1)
+        count = self.add("Max", count, self.constant("one", np.array(1, np.float32)), scope=scope)
+        row = self.add("Unsqueeze", mask, self.integers(1), scope=scope)
+        total = self.add("Squeeze", self.add("MatMul", row, hidden, scope=scope), self.integers(1), scope=scope)
+        return self.add("Div", total, count, scope=scope)
+
+    def embed(self, hidden: str) -> None:
+        """The outputs of an embedding model: the vector of each text, and those of its tokens."""
+        scope, vector = "normalization", self.pool(hidden)
+        if self._normalizes:
+            length = self.add("ReduceL2", vector, scope=scope, axes=[1], keepdims=1)
+            length = self.add("Max", length, self.constant("shortest", np.array(1e-12, np.float32)), scope=scope)
+            vector = self.add("Div", vector, length, scope=scope)
+        self.output(VECTOR, vector, "batch", self.settings.hidden_size)
+        self.output("last_hidden_state", hidden, "batch", "sequence", self.settings.hidden_size)
 
     def output(self, name: str, x: str, *shape: str | int) -> None:
         """Make `x` an output of the graph, of float32."""

@@ -91,20 +91,6 @@ def _attend(graph: Graph, x: str, reach: Reach, scope: str) -> str:
     return graph.attend(query, key, value, reach.bias, scope)
 
 
-def _pool(graph: Graph, hidden: str) -> str:
-    """The vector of each text: that of its first token, or the mean of its tokens; [batch, hidden]."""
-    scope = "pooling"
-    if graph.settings.pooling == "cls":
-        index = graph.constant("first", np.array(0))  # a number, so that Gather drops the axis
-        return graph.add("Gather", hidden, index, scope=scope, axis=1)
-    # Weights that sum to 1: a sum of tokens may be too large for 16 bits.
-    mask = graph.cast("attention_mask", scope)
-    count = graph.add("ReduceSum", mask, graph.integers(1), scope=scope, keepdims=1)
-    shares = graph.add("Div", mask, graph.add("Max", count, graph.number(1), scope=scope), scope=scope)
-    row = graph.add("Unsqueeze", shares, graph.integers(1), scope=scope)
-    return graph.add("Squeeze", graph.add("MatMul", row, hidden, scope=scope), graph.integers(1), scope=scope)
-
-
 def _transform(graph: Graph, x: str) -> str:
     return graph.norm(graph.gelu(graph.dense(x, "head.dense"), "head"), "head.norm")
 
@@ -119,7 +105,8 @@ def _add_masked_word_head(graph: Graph, hidden: str) -> None:
 
 def _add_sequence_classifier(graph: Graph, hidden: str) -> None:
     width = len(graph.tensors["classifier.bias"])
-    graph.output("logits", graph.dense(_transform(graph, _pool(graph, hidden)), "classifier"), "batch", width)
+    pooled = graph.cast(graph.pool(hidden), "pooling")
+    graph.output("logits", graph.dense(_transform(graph, pooled), "classifier"), "batch", width)
 
 
 def _add_tag_head(graph: Graph, hidden: str) -> None:
@@ -138,6 +125,6 @@ HEADS: dict[str, Callable[[Graph, str], None]] = {
     "regress": _add_sequence_classifier,
     "span": _add_span_head,
     "tag": _add_tag_head,
-    "embed": _add_masked_word_head,  # which the weights lack: the output of the encoder, to be pooled
+    "embed": Graph.embed,
 }
 """As in onnx_bert.py."""

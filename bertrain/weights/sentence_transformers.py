@@ -37,6 +37,11 @@ class SentencePipeline:
     max_seq_length: int = 0  # tokens with [CLS] and [SEP]; 0: as many as the model has positions
 
 
+def find_pipeline(path: Path) -> SentencePipeline | None:
+    """The pipeline of the folder that weights at `path` are in."""
+    return read_pipeline(path if path.is_dir() else path.parent)
+
+
 def read_pipeline(folder: Path) -> SentencePipeline | None:
     """The pipeline of a folder; None if it has no modules.json. Refuses modules that bertrain does not compute."""
     if not (folder / MODULES).is_file():

