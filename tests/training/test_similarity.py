@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -21,14 +20,21 @@ from bertrain.training.embed import embed
 from bertrain.training.finetune import finetune
 from bertrain.training.predict import evaluate_task, predict
 from bertrain.training.resolved_run import resolve_run
-from bertrain.training.start import resume
 from bertrain.training.state import TrainState
+from bertrain.training.task_results import metrics_of
 from bertrain.training.task_settings import resolve_task
 from bertrain.weights.export import export
 from tests import helpers
+from tests.launched import kill_when, records
+from tests.miniature_tasks import command_line
 from tests.training.test_embed import encoder as encoder
 
 KINDS = ("scored", "pairs", "triplets")
+USUAL = {
+    "task.max_score": "5", "data.max_seq_length": "32", "batch.sequences": "8", "batch.token_budget": "64",
+    "train.epochs": "2", "train.threads": "1", "train.precision": "fp32", "log.level": "quiet",
+    "log.trackers": "none", "optimizer.learning_rate": "1e-3",
+}  # fmt: skip
 
 
 def write_data(folder: Path, kind: str, *, rows: int = 24) -> Path:
@@ -52,13 +58,7 @@ def write_data(folder: Path, kind: str, *, rows: int = 24) -> Path:
 
 
 def task_settings(**overrides: object) -> Settings:
-    given = {key.replace("__", "."): str(value) for key, value in overrides.items()}
-    usual = {
-        "task.max_score": "5", "data.max_seq_length": "32", "batch.sequences": "8", "batch.token_budget": "64",
-        "train.epochs": "2", "train.threads": "1", "train.precision": "fp32", "log.level": "quiet",
-        "log.trackers": "none", "optimizer.learning_rate": "1e-3",
-    }  # fmt: skip
-    return resolve_task("similarity", usual | given)
+    return resolve_task("similarity", USUAL | {key.replace("__", "."): str(value) for key, value in overrides.items()})
 
 
 def gradients(encoder: Path, data: Path, **overrides: object) -> tuple[dict[str, torch.Tensor], float, Settings, Any]:
@@ -154,14 +154,18 @@ def test_both_passes_draw_the_same_dropout(encoder: Path, tmp_path: Path) -> Non
 
 
 def test_killed_and_resumed_bitwise(encoder: Path, tmp_path: Path) -> None:
-    data = write_data(tmp_path / "data", "triplets")
-    settings = task_settings(train__deterministic="true", checkpoint__every_steps=2)
-    finetune(settings, data, tmp_path / "whole", init=str(encoder))
-    stopped = replace(settings, train=replace(settings.train, max_samples=24))
-    finetune(stopped, data, tmp_path / "parts", init=str(encoder))
-    resume(tmp_path / "parts", {"train.max_samples": 0})
-    assert helpers.losses(tmp_path / "whole") == helpers.losses(tmp_path / "parts")
-    one, other = helpers.final_weights(tmp_path / "whole"), helpers.final_weights(tmp_path / "parts")
+    """By SIGKILL, in the middle of an epoch: negatives are those of the same step again."""
+    data, run, calm = write_data(tmp_path / "data", "triplets", rows=160), tmp_path / "run", tmp_path / "calm"
+    words = ["finetune", "similarity", "--init", encoder, "--data", data, "--deterministic"]
+    words += [word for key, value in USUAL.items() for word in (f"--{key}", value)]
+    words += ["--checkpoint.every_steps", 3, "--log.every_steps", 1]
+    kill_when(lambda: len(records(run)) >= 8, *words, "--run", run)
+    assert 8 <= len(records(run)) < 40
+    command_line("resume", run)
+    command_line(*words, "--run", calm)
+    assert helpers.losses(run) == helpers.losses(calm)
+    assert metrics_of(run)["mrr"] == metrics_of(calm)["mrr"]
+    one, other = helpers.final_weights(run), helpers.final_weights(calm)
     assert all(torch.equal(one[name], other[name]) for name in one)
 
 
