@@ -51,7 +51,7 @@ def plain_windows(
         windows.append(PlainWindow(tokens, begin, inside, shown, first, count))
         if first + count == len(context):
             return windows
-        first += min(count, doc_stride)
+        first += max(1, min(doc_stride, max_seq_length // 2, math.ceil(0.75 * room)))
 
 
 def _is_richest(windows: list[PlainWindow], which: int, token: int) -> bool:

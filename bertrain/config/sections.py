@@ -263,7 +263,7 @@ class TaskSettings:
     )
     doc_stride: int = setting(
         128,
-        "squad, tag: tokens between the starts of two windows of a long text; tag: at most half of data.max_seq_length",
+        "squad, tag: tokens between the starts of two windows of a long text; at most half of data.max_seq_length",
         min=1,
     )
     text_split: Literal["auto", "signs", "spaces"] = setting(

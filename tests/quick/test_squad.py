@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from functools import cache
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -100,6 +101,9 @@ def test_windows_and_answers_are_those_of_the_plain_twin(version: str, given: di
     assert block.answers.tolist() == [list(window.answer) for window in flat]
     assert not block.is_random.any()
     assert block.lengths.max() <= task.settings.data.max_seq_length
+    for windows in twins:
+        for one, other in pairwise(windows):
+            assert 4 * (one.first + one.count - other.first) >= one.count - 3, "windows overlap, whatever the stride"
 
     # Rounded, so that many scores are equal and the order of equal ones shows.
     outputs = np.random.default_rng(1).normal(size=(len(block.tokens), 2)).round(1).astype(np.float32)

@@ -19,7 +19,7 @@ from bertrain.data.formats.masking import Ints
 from bertrain.data.text.tokenizer import build_pipeline, tokenizer_of
 from bertrain.data.text.vocabulary import Vocabulary
 from bertrain.tasks.squad.files import Collection
-from bertrain.tasks.windows import WindowRanges, cut_windows, has_most_context
+from bertrain.tasks.windows import WindowRanges, cut_windows, has_most_context, overlapping_stride
 
 CHUNK_TEXTS = 1000  # tokenized together: the tokenizer's objects take a few hundred bytes per token
 pipeline_of = lru_cache(maxsize=8)(build_pipeline)
@@ -105,7 +105,9 @@ def make_windows(
     query_lengths = np.minimum(queries.counts, min(settings.task.max_query_length, room - 1))
     max_counts = room - query_lengths
     paragraph_lengths = paragraphs.counts[context_of]
-    stride = np.minimum(max_counts, settings.task.doc_stride)
+    stride = overlapping_stride(settings.task.doc_stride, settings.data.max_seq_length)
+    # A long question leaves short windows. A quarter of each is also in the next: few answers are cut in two.
+    stride = np.minimum(stride, np.maximum(1, max_counts - max_counts // 4))
     question, first, counts = cut_windows(paragraph_lengths, max_counts, stride)
     query_counts, context = query_lengths[question], context_of[question]
     block = join_segments(
