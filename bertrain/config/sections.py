@@ -258,6 +258,11 @@ class TaskSettings:
         min=0,
         max=0.9,
     )
+    recall_at: str = changeable(
+        "1,10",
+        "similarity without scores: each K of recall_at_K, the share of positives among the K nearest texts",
+        is_list=True,
+    )
     languages: str = changeable(
         "all", "xnli: languages to score, such as de,fr; all: every language of the file", is_list=True
     )
@@ -278,6 +283,14 @@ class TaskSettings:
     null_threshold: float = changeable(
         0.0, "squad/v2.0: predict no answer if its score exceeds that of the best answer by more than this"
     )
+
+    def __post_init__(self) -> None:
+        if not all(word.strip().isdecimal() and int(word) for word in self.recall_at.split(",")):
+            raise UserError("invalid-value", f"task.recall_at is {self.recall_at!r}; give whole numbers such as 1,5,10")
+
+    @property
+    def recall_ranks(self) -> tuple[int, ...]:
+        return tuple(sorted({int(word) for word in self.recall_at.split(",")}))
 
 
 @dataclass(frozen=True, kw_only=True)

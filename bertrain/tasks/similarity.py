@@ -49,6 +49,7 @@ class SimilaritySplit:
     ids: list[str]
     candidates: npt.NDArray[np.int64]
     """For each positive and negative, the number of its text: equal texts have the same."""
+    recall_ranks: tuple[int, ...]
 
     @property
     def num_examples(self) -> int:
@@ -61,7 +62,7 @@ class SimilaritySplit:
     def metrics(self, outputs: TaskOutputs) -> dict[str, float]:
         vectors = self._normalized(outputs)
         if not self.is_scored:
-            return rank_metrics(vectors[:, 0], vectors[:, 1:], self.candidates)
+            return rank_metrics(vectors[:, 0], vectors[:, 1:], self.candidates, self.recall_ranks)
         assert self.block.answers is not None
         scores = self.block.answers[:: self.block.texts_per_example, 0]
         return compute_metrics(("spearmanr", "pearson"), scores, self._cosines(vectors))
@@ -90,8 +91,10 @@ class SimilaritySplit:
                        candidates=self.candidates[examples])  # fmt: skip
 
 
-def rank_metrics(anchors: Floats, others: Floats, numbers: npt.NDArray[np.int64]) -> dict[str, float]:
-    """Recall at 1 and 10, and mean reciprocal rank, of each anchor's positive among all candidates.
+def rank_metrics(
+    anchors: Floats, others: Floats, numbers: npt.NDArray[np.int64], recall_ranks: Sequence[int]
+) -> dict[str, float]:
+    """Mean reciprocal rank of each anchor's positive among all candidates, and its recall at each of `recall_ranks`.
 
     `others` is [examples, positive and negatives, width]. Equal texts count as one candidate; other candidates that are
     as near as the positive rank before it, so that a model whose vectors are all equal finds nothing.
@@ -106,11 +109,7 @@ def rank_metrics(anchors: Floats, others: Floats, numbers: npt.NDArray[np.int64]
         of_positive = np.where(is_positive, near, -np.inf).max(1, keepdims=True)
         ranks.append(1 + ((near >= of_positive) & ~is_positive).sum(1))
     rank = np.concatenate(ranks)
-    return {
-        "mrr": float((1 / rank).mean()),
-        "recall_at_1": float((rank <= 1).mean()),
-        "recall_at_10": float((rank <= 10).mean()),
-    }
+    return {"mrr": float((1 / rank).mean())} | {f"recall_at_{k}": float((rank <= k).mean()) for k in recall_ranks}
 
 
 class SimilarityTask:
@@ -247,4 +246,4 @@ class SimilarityTask:
         numbers = {text: number for number, text in enumerate(dict.fromkeys(texts))}
         candidates = np.array([numbers[text] for text in texts]).reshape(-1, size)[:, 1:]
         block = replace(block, answers=answers, texts_per_example=size)
-        return SimilaritySplit(name, block, scores is not None, ids, candidates)
+        return SimilaritySplit(name, block, scores is not None, ids, candidates, self.settings.task.recall_ranks)

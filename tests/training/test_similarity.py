@@ -193,6 +193,12 @@ def test_it_learns_and_exports(encoder: Path, tmp_path: Path, kind: str) -> None
         ranks = 1 + (near > np.diag(near)[:, None]).sum(1)
         assert record.metrics["mrr"] == pytest.approx((1 / ranks).mean(), abs=1e-6)
         assert record.metrics["recall_at_1"] == pytest.approx((ranks == 1).mean(), abs=1e-6)
+        other = evaluate_task(run, data / "dev.jsonl", overrides=[("task.recall_at", "3, 2")])
+        recalls = {name: value for name, value in other.items() if name.startswith("recall")}
+        assert recalls == {f"recall_at_{k}": pytest.approx((ranks <= k).mean(), abs=1e-6) for k in (2, 3)}
+        for wrong in ("0", "1,x", ""):
+            with helpers.refused("invalid-value", "task.recall_at", repr(wrong)):
+                task_settings(task__recall_at=wrong)
     sentence_transformers = pytest.importorskip("sentence_transformers")
     model = sentence_transformers.SentenceTransformer(str(export(run, tmp_path / "exported")), device="cpu")
     scored = evaluate_task(run, data / "dev.jsonl")  # a file alone, without training data
@@ -209,15 +215,16 @@ def test_ranks_among_candidates() -> None:
     anchors = np.eye(3, dtype=np.float32)
     others = np.stack([anchors[[0, 0, 2]], anchors[[1, 1, 1]]], axis=1)  # [example, (positive, negative), width]
     numbers = np.array([[0, 1], [0, 1], [2, 1]])  # the first two positives are one text; so are all negatives
-    found = rank_metrics(anchors, others, numbers)
+    found = rank_metrics(anchors, others, numbers, (1, 2, 10))
     # The second anchor's positive is as far as the third text, and farther than the negative: rank 3.
     assert found == {
         "mrr": pytest.approx((1 + 1 / 3 + 1) / 3),
         "recall_at_1": pytest.approx(2 / 3),
+        "recall_at_2": pytest.approx(2 / 3),
         "recall_at_10": 1.0,
     }
     collapsed = np.ones((4, 1), dtype=np.float32)
-    same = rank_metrics(collapsed, collapsed[:, None], np.arange(4)[:, None])
+    same = rank_metrics(collapsed, collapsed[:, None], np.arange(4)[:, None], (1,))
     assert same["recall_at_1"] == 0, "a model whose vectors are all equal finds nothing"
 
 
