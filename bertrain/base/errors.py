@@ -23,13 +23,16 @@ class UserError(Exception):
 
     The command line prints the sentence with its `code` and exits with code 2. Every other exception is our own
     failure and keeps its traceback. Tests pin the code; docs/errors.md lists every code with its sentence.
+    Characters that do not print, such as a newline in a path, are escaped: it stays one line, and a terminal obeys
+    nothing in it.
     """
 
     exit_code = EXIT_USER_ERROR
 
     def __init__(self, code: str, message: str) -> None:
         super().__init__(code, message)
-        self.code, self.message = code, message
+        escaped = (one if one.isprintable() else one.encode("unicode_escape").decode() for one in message)
+        self.code, self.message = code, "".join(escaped)
 
     def __str__(self) -> str:
         return self.message

@@ -51,7 +51,11 @@ def _launch(
     if "--" not in sys.argv or not words:
         form = f"bertrain launch {launcher} [OPTIONS] -- pretrain bert-tiny --data data --run runs/tiny"
         raise UserError("missing-command", f"write the command to launch after --, such as: {form}")
-    placement = place(launcher, JobSpec(**{"runtime": "apptainer", "env": tuple(env or ())} | resources))
+    runtime = resources.pop("runtime", None)
+    if runtime and not resources["container"]:
+        raise UserError("option-without-effect", "--runtime needs --container; give both, or leave --runtime out")
+    default: Runtime = "pyxis" if launcher == "slurm" else "apptainer"
+    placement = place(launcher, JobSpec(runtime=runtime or default, env=tuple(env or ()), **resources))
     if gpu and not placement.spec.gpus_per_node:
         raise UserError("conflicting-options", f"--gpu {gpu} needs --gpus-per-node; give it, or leave --gpu out")
     submission = Submission(placement, job, repeats, dry_run, find_gpu(gpu) if gpu else None)
@@ -227,7 +231,7 @@ def launch_slurm(
     cpus_per_node: Annotated[int, Option(min=0, help="CPUs per node; 0: whole nodes, exclusively")] = 0,
     array: Array = False,
     mpi: Annotated[MpiType, Option(help="srun's --mpi; bertrain needs none")] = "none",
-    runtime: Annotated[Runtime, Option(help="what runs the container")] = "pyxis",
+    runtime: Annotated[Runtime | None, Option(help="what runs the container; default: pyxis")] = None,
 ) -> None:
     """Submit a job to Slurm, or run it in place inside an allocation (salloc).
 

@@ -137,6 +137,7 @@ def _call_verb(words: list[str]) -> Any:
                 refuse_misspelled(context.command, words)  # the options of a misspelled verb are not known
             if words == context.command_path.split()[1:]:  # a verb without its arguments
                 print(brief_help(context), flush=True)
-        message, see = message.rstrip("."), f"`{context.command_path if context else 'bertrain'} --help`"
+        message = message.rstrip(".").replace("\n\t", " ")  # typer lists choices in lines
+        see = f"`{context.command_path if context else 'bertrain'} --help`"
         end = f" See {see}" if message.endswith("?") else f"; see {see}"
         raise errors.UserError("usage", f"{message[:1].lower()}{message[1:]}{end}") from None

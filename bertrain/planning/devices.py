@@ -11,6 +11,8 @@ from pathlib import Path
 from typing import Any
 
 from bertrain.base.errors import UserError
+from bertrain.base.schema import Finite, JsonError, check_value
+from bertrain.config.recipe import read_text, read_toml
 
 TILE_OPERATIONS = 2 * 128 * 128 * 1024  # of a usual tile of a matrix product
 SAYS_NOTHING = r"nvidia|tesla|geforce|sxm\d?|hbm3e?"  # words of CUDA's names that tell no two cards of the table apart
@@ -145,13 +147,13 @@ NETWORK_KEYS = {"inside_gb_per_s", "inside_hop_us", "between_gb_per_s", "between
 
 
 def _read_network(path: Path) -> Network:
+    found = read_toml(read_text(path, "network"), str(path))
     try:
-        found = tomllib.loads(path.read_text())
-        values = {name: float(found[name]) for name in NETWORK_KEYS}
-    except (OSError, ValueError, KeyError, TypeError) as error:
+        values = check_value(found, dict.fromkeys(sorted(NETWORK_KEYS), Finite))
+    except JsonError as error:
         needed = ", ".join(sorted(NETWORK_KEYS))
         raise UserError(
-            "bad-network-file", f"{path} does not describe a network ({error!r}); it needs {needed}"
+            "bad-network-file", f"{path} does not describe a network ({error}); it needs {needed}"
         ) from None
     if found.keys() - NETWORK_KEYS or min(values.values()) <= 0:
         raise UserError(

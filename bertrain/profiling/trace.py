@@ -7,8 +7,8 @@ region of the graph's launch. On a CPU the operators take the place of kernels, 
 from __future__ import annotations
 
 import gzip
-import json
 import statistics
+import zlib
 from bisect import bisect_right
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
@@ -19,6 +19,9 @@ from typing import Any
 
 from torch.profiler import record_function
 
+from bertrain.base.errors import UserError
+from bertrain.base.files import reading
+from bertrain.base.schema import Finite, JsonError, check_value, parse_json
 from bertrain.ranks.watchdog import Heartbeat
 
 REGIONS = {"data": "data", "sum over ranks": "all-reduce", "update": "optimizer"}
@@ -27,6 +30,12 @@ BOTH, FORWARD, BACKWARD = "forward and backward", "forward", "backward"
 DEVICE_KINDS = {"kernel": "kernel", "gpu_memcpy": "copy", "gpu_memset": "set"}
 FIRST_OF_FORWARD = {"_plan_kernel", "_embed_forward"}  # of the fused path: attention tiles; on a CPU, embeddings
 LAST_OF_FORWARD = {"_rows_kernel", "_cross_entropy"}  # the loss of the masked words
+ARGUMENTS = {
+    "correlation?": int, "External id?": int, "stream?": int, "grid?": list[int], "block?": list[int],
+    "Input Dims?": list[list[Any]],
+}  # fmt: skip
+EVENT = {"name": str, "cat?": str, "ts": Finite, "dur": Finite, "args?": ARGUMENTS}
+OPERATOR = EVENT | {"tid": int}
 RegionAt = Callable[[float], str]
 
 
@@ -80,8 +89,16 @@ def mark_forward(model: Any) -> list[Any]:
 
 
 def read_trace(path: Path) -> dict[str, Any]:
-    with gzip.open(path, "rt") if path.suffix == ".gz" else open(path) as file:
-        return json.load(file)
+    """The content of a Chrome trace; all that is read below has the type it needs."""
+    try:
+        with reading(path), gzip.open(path) if path.suffix == ".gz" else open(path, "rb") as file:
+            content = parse_json(file.read(), {"traceEvents": list[dict[str, Any]], "baseTimeNanoseconds?": int})
+        for event in content["traceEvents"]:
+            if event.get("ph") == "X":
+                check_value(event, OPERATOR if event.get("cat") == "cpu_op" else EVENT)
+    except (JsonError, EOFError, zlib.error) as error:
+        raise UserError("damaged-trace", f"{path} is no trace of torch.profiler: {error}; record it again") from None
+    return dict(content)
 
 
 def launches_of(trace: dict[str, Any], *, shift_s: float = 0.0) -> list[Launch]:
@@ -112,11 +129,11 @@ def _device_launches(
     events: Sequence[dict[str, Any]], by_kind: dict[str, list[dict[str, Any]]], region_at: RegionAt, base: int
 ) -> list[Launch]:
     on_host = (*by_kind["cuda_runtime"], *by_kind["cuda_driver"])
-    calls = {event["args"].get("correlation"): event["ts"] for event in on_host}
-    operators = {event["args"].get("External id"): event for event in by_kind["cpu_op"]}
+    calls = {event.get("args", {}).get("correlation"): event["ts"] for event in on_host}
+    operators = {event.get("args", {}).get("External id"): event for event in by_kind["cpu_op"]}
     found = []
     for event in events:
-        given = event["args"]
+        given = event.get("args", {})
         operator = operators.get(given.get("External id"))
         found.append(
             Launch(
@@ -162,9 +179,9 @@ def own_times(events: Sequence[dict[str, Any]]) -> list[tuple[dict[str, Any], fl
 def _sizes(operator: dict[str, Any]) -> tuple[tuple[int, ...], ...]:
     """The sizes of inputs that are tensors, and of the tensors in lists."""
     found: list[tuple[int, ...]] = []
-    for size in operator["args"].get("Input Dims", ()):
+    for size in operator.get("args", {}).get("Input Dims", ()):
         if size and isinstance(size[0], list):
-            found += [tuple(one) for one in size]
+            found += [tuple(one) for one in size if isinstance(one, list)]
         elif size:
             found.append(tuple(size))
     return tuple(found)

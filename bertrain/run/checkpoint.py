@@ -18,6 +18,8 @@ import json
 import re
 import shutil
 import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -34,6 +36,10 @@ MODEL, OPTIMIZER, STATE = "model.safetensors", "optimizer.safetensors", "state.j
 FILES = (MODEL, OPTIMIZER, STATE)
 MANIFEST = "manifest.json"
 BEST = "best.json"
+
+
+class RemovedError(UserError):
+    """Another process removed a checkpoint after it was chosen and before it was read."""
 
 
 @dataclass(frozen=True)
@@ -214,27 +220,35 @@ def find_damage(checkpoint: Path, *, hashes: bool = True) -> str | None:
     except JsonError as error:
         return f"{MANIFEST}: {error}"
     for name in FILES:
-        if not (checkpoint / name).is_file():
+        try:
+            is_same = manifest[name]["bytes"] == (checkpoint / name).stat().st_size
+            is_same = is_same and (not hashes or manifest[name]["sha256"] == file_digest(checkpoint / name)[1])
+        except FileNotFoundError:
             return f"{name} is missing"
-        is_same = manifest[name]["bytes"] == (checkpoint / name).stat().st_size
-        if not is_same or (hashes and manifest[name]["sha256"] != file_digest(checkpoint / name)[1]):
+        if not is_same:
             return f"{name} is not what was written"
     return None
 
 
 def weights_digest(checkpoint: Path) -> str:
     """The SHA-256 of a checkpoint's weights as its manifest states it; `find_damage` compares it with the file."""
-    return str(load_json(checkpoint / MANIFEST, {MODEL: WRITTEN})[MODEL]["sha256"])
+    with _refusing_removed(checkpoint):
+        return str(load_json(checkpoint / MANIFEST, {MODEL: WRITTEN})[MODEL]["sha256"])
 
 
 def newest_whole(folder: Path, *, hashes: bool = True) -> tuple[Path | None, list[str]]:
-    """The newest undamaged checkpoint, if there is one, and a warning for each newer one passed over."""
-    warnings: list[str] = []
-    for path in sorted(folder.glob("step-*"), reverse=True):
+    """The newest undamaged checkpoint, if there is one, and a warning for each newer one passed over.
+
+    The folder is listed anew for each: a run that goes on training removes some and writes others.
+    """
+    warnings, seen = list[str](), set[Path]()
+    while path := max(set(folder.glob("step-*")) - seen, default=None):
         damage = find_damage(path, hashes=hashes)
         if damage is None:
             return path, warnings
-        warnings.append(f"passing over the checkpoint {path}: {damage}")
+        seen.add(path)
+        if path.is_dir():
+            warnings.append(f"passing over the checkpoint {path}: {damage}")
     return None, warnings
 
 
@@ -277,12 +291,25 @@ def read_moments(checkpoint: Path) -> dict[str, Tensor]:
     return _load_tensors(checkpoint / OPTIMIZER)
 
 
+@contextmanager
+def _refusing_removed(checkpoint: Path) -> Iterator[None]:
+    """Say so if a checkpoint is gone that was there when it was chosen."""
+    try:
+        yield
+    except (FileNotFoundError, RuntimeError):  # torch's, if safetensors opened a file that is gone before torch does
+        if checkpoint.is_dir():
+            raise
+        gone = f"the checkpoint {checkpoint} was removed while it was read, as by a run that goes on training"
+        raise RemovedError("removed-checkpoint", f"{gone}; start the same command again") from None
+
+
 def _load_tensors(file: Path) -> dict[str, Tensor]:
     from safetensors import SafetensorError
     from safetensors.torch import load_file
 
     try:
-        return load_file(file)
+        with _refusing_removed(file.parent):
+            return load_file(file)
     except SafetensorError as error:
         raise UserError("damaged-checkpoint", f"{file} is damaged: {error}; remove its checkpoint") from None
 
@@ -294,7 +321,8 @@ def read_progress(checkpoint: Path) -> Progress:
 def read_state(checkpoint: Path) -> tuple[Progress, dict[str, Any]]:
     """The counters, and the settings of the run that wrote it."""
     try:
-        state = load_json(checkpoint / STATE, {"schema_version": int, "settings?": {}})
+        with _refusing_removed(checkpoint):
+            state = load_json(checkpoint / STATE, {"schema_version": int, "settings?": {}})
         if state["schema_version"] != SCHEMA_VERSION:
             raise UserError(
                 "other-layout", f"{checkpoint} was written by another version of bertrain; use that version"

@@ -18,14 +18,14 @@ import pyarrow.compute as pc
 import pyarrow.json as pj
 
 from bertrain.base.console import PHASES
-from bertrain.base.schema import MAX_COUNT, MAX_DEPTH, MAX_NUMBER
+from bertrain.base.schema import MAX_COUNT, MAX_DEPTH, MAX_NUMBER, JsonError, parse_json
 from bertrain.run.records import KINDS, EndRecord, EvaluationRecord, RanksRecord, StepRecord, from_dict
 
 Floats = npt.NDArray[np.floating]
 
 BLOCK = 2 << 20  # bytes parsed at a time
 OPENING, CLOSING = (np.frombuffer(marks, np.uint8) for marks in (b"[{", b"]}"))
-MAX_PARSED = 2000  # parts of a block: some hundred bad lines
+MAX_PARSED = 200  # parts of a block without the lines that are bad by themselves
 DOUBLE_PRECISION = ("step", "samples", "tokens", "ended", "loop_seconds")  # other columns are kept in single precision
 
 
@@ -63,7 +63,7 @@ def read_metrics(path: Path) -> MetricsTable:
     """Read a metrics file; an empty table if there is none."""
     result, numbers = MetricsTable(), [pa.table({})]
     for block in whole_lines(path):
-        tables, num_unreadable = parse_by_halves(block, _parse_json)
+        tables, num_unreadable = parse_by_halves(block, _parse_json, _is_record)
         result.num_unreadable += num_unreadable if block.endswith(b"\n") else 0
         for table in tables:
             kinds = table["kind"]
@@ -84,11 +84,14 @@ def whole_lines(path: Path) -> Iterator[bytes]:
                 yield from filter(None, (b"".join(lines), rest))
 
 
-def parse_by_halves(block: bytes, parse: Callable[[bytes], pa.Table]) -> tuple[list[pa.Table], int]:
-    """The lines of a block as tables, in order, and the number of lines that `parse` refuses.
+def parse_by_halves(
+    block: bytes, parse: Callable[[bytes], pa.Table], is_good: Callable[[bytes], bool]
+) -> tuple[list[pa.Table], int]:
+    """The lines of a block as tables, in order, and the number of lines that were refused.
 
-    A block that is refused is split in halves, again and again, until the bad lines are found. If there are many, the
-    rest of the block counts as bad too: a damaged file must not take minutes.
+    `parse` takes about a millisecond however little it parses, so lines of a refused block that are not `is_good` by
+    themselves go first. What is still refused is split in halves, again and again, until the bad lines are found. If
+    there are many, the rest of the block counts as bad too: a damaged file must not take minutes.
     """
     tables: list[pa.Table] = []
     num_unreadable, num_parsed, parts = 0, 0, [block]
@@ -102,12 +105,28 @@ def parse_by_halves(block: bytes, parse: Callable[[bytes], pa.Table]) -> tuple[l
                 part.decode()
             tables.append(parse(part))
         except (pa.ArrowException, UnicodeDecodeError):
+            if num_parsed == 1:
+                lines = [line for line in part.split(b"\n") if line and not line.isspace()]
+                good = list(filter(is_good, lines))
+                num_unreadable += len(lines) - len(good)
+                parts.append(b"\n".join(good))
+                continue
             middle = part.rfind(b"\n", 0, len(part) // 2) + 1 or part.find(b"\n") + 1
             if middle in (0, len(part)) or num_parsed > MAX_PARSED:
                 num_unreadable += part.rstrip().count(b"\n") + 1
             else:
                 parts += [part[middle:], part[:middle]]
     return tables, num_unreadable
+
+
+def _is_record(line: bytes) -> bool:
+    if b'"kind"' not in line or not line.rstrip().endswith(b"}"):  # which takes no time
+        return False
+    try:
+        from_dict(parse_json(line, {"kind": str}))
+    except JsonError:
+        return False
+    return True
 
 
 def _parse_json(block: bytes) -> pa.Table:

@@ -33,6 +33,7 @@ Doubles = npt.NDArray[np.float64]
 
 TIME, ENERGY, THROTTLES = "time", "energy_j", "throttle_reasons"
 NO_SENSORS = (TIME, "monotonic", THROTTLES)  # no quantities
+NO_NUMBER = ("", "nan")  # in a cell
 LONGEST_GAP_S = 1e10
 NUM_BINS = 512  # maximum points of a curve
 START_TOLERANCE_S = 0.5  # a start's first sample may be older than its recorded time by this much
@@ -198,16 +199,23 @@ def read_numbers(path: Path) -> tuple[pa.Table, int]:
         if not names:
             header, _, block = block.partition(b"\n")
             names = _names(header)
-        parsed, unreadable = parse_by_halves(block, partial(_parse, names=names))
+        parsed, unreadable = parse_by_halves(
+            block, partial(_parse, names=names), partial(_is_row, num_cells=len(names))
+        )
         tables += parsed
         num_unreadable += unreadable if block.endswith(b"\n") else 0
     empty = pa.schema([(name, pa.float64()) for name in names]).empty_table()
     return pa.concat_tables([empty, *tables]), num_unreadable
 
 
+def _is_row(line: bytes, num_cells: int) -> bool:
+    cells = line.decode(errors="replace").strip().split(",")
+    return len(cells) == num_cells and all(cell in NO_NUMBER or math.isfinite(_number(cell)) for cell in cells)
+
+
 def _parse(block: bytes, names: Sequence[str]) -> pa.Table:
     reading = pcsv.ReadOptions(column_names=names)
-    converting = pcsv.ConvertOptions(column_types=dict.fromkeys(names, pa.float64()), null_values=["", "nan"])
+    converting = pcsv.ConvertOptions(column_types=dict.fromkeys(names, pa.float64()), null_values=list(NO_NUMBER))
     table = pcsv.read_csv(pa.BufferReader(block), read_options=reading, convert_options=converting)
     refuse_infinite(table.columns)
     return table

@@ -295,7 +295,10 @@ def _to_class_name(index: Any, names: list[str]) -> Any:
     """The name of a class index, or of each in a list; `datasets` writes -1 for no label."""
     if isinstance(index, list):
         return [_to_class_name(each, names) for each in index]
-    return None if index == -1 else names[index] if index in range(len(names)) else index
+    if isinstance(index, float) and index.is_integer():  # as pandas writes whole numbers beside missing ones
+        index = int(index)
+    is_class = isinstance(index, int) and 0 <= index < len(names)
+    return None if index == -1 else names[index] if is_class else index
 
 
 def _select(name: str, names: list[str], select: SelectColumns) -> Sequence[str | None]:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 
 from torch import Tensor
@@ -150,18 +149,23 @@ def _open_file(path: Path) -> OpenedWeights:
 
 def _open_run(folder: Path, which: str, hashes: bool) -> OpenedWeights:
     run = Run.open(folder)
+    settings = run.settings.dotted()
     chosen, warnings = checkpoint.choose(run.checkpoints, which, hashes=hashes)
     for warning in warnings:
         warn(warning)
-    tensors, settings = checkpoint.read_weights(chosen), run.settings.dotted()
+    try:
+        tensors, step = checkpoint.read_weights(chosen), checkpoint.read_progress(chosen).step
+        digest = checkpoint.weights_digest(chosen)
+    except checkpoint.RemovedError:
+        return _open_run(folder, which, hashes)  # a run that goes on training has others
     return OpenedWeights(
         kind="run",
         origin=str(chosen),
-        fingerprint=partial(checkpoint.weights_digest, chosen),
+        fingerprint=lambda: digest,
         tensors=tuple(store_in_memory(name, tensor, ParameterSlice(name)) for name, tensor in tensors.items()),
         settings=run.settings.model,
         vocabulary=run.vocabulary(),
-        global_step=checkpoint.read_progress(chosen).step,
+        global_step=step,
         labels=tuple(run.task.get("labels", ())),
         thresholds=_thresholds_of(run, chosen),
         max_seq_length=run.settings.data.max_seq_length,

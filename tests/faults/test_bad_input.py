@@ -310,3 +310,10 @@ def test_errors_of_ranks_are_said_once(tmp_path: Path, monkeypatch: pytest.Monke
     assert line.startswith("bertrain: ")
     assert str(shard) in line
     assert line.endswith("[damaged-data]")
+
+
+def test_a_path_is_printed_in_one_line_without_control_characters(refused: Refused, tmp_path: Path) -> None:
+    sentence = refused("weights", "show", tmp_path / "a\nb\x1b[31m")
+    assert r"a\nb\x1b[31m" in sentence
+    sentence = refused("data", "convert", tmp_path, "--out", tmp_path / "out")  # typer lists choices in lines
+    assert "arrow, hdf5-fixed" in sentence

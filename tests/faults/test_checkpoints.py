@@ -9,6 +9,7 @@ import resource
 import shutil
 import signal
 import subprocess
+import sys
 import time
 from pathlib import Path
 
@@ -87,6 +88,55 @@ def test_weights_of_an_older_checkpoint_are_named(finished: Path, capsys: pytest
         flip_a_byte(checkpoint_folder / "model.safetensors")
     with helpers.refused("no-checkpoint", newest, *older):
         read_weights(finished)
+
+
+def test_a_checkpoint_that_vanishes_before_it_is_read(finished: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A run that goes on training prunes it just after it was chosen: another is taken, or the error names the rest."""
+    find_damage, removed = checkpoint.find_damage, set[str]()
+
+    def check_then_prune(path: Path, *, hashes: bool = True) -> str | None:
+        damage = find_damage(path, hashes=hashes)
+        if path.name in removed:
+            subprocess.run(["rm", "-r", path], check=True)
+        return damage
+
+    monkeypatch.setattr(checkpoint, "find_damage", check_then_prune)
+    removed.add("step-00000020")
+    assert read_weights(finished).global_step == 15
+    removed.add("step-00000015")
+    with helpers.refused("unknown-checkpoint", "step 15", "there are: 10"):
+        read_weights(finished, "15")
+    with helpers.refused("removed-checkpoint", finished / "checkpoints" / "step-00000015"):
+        checkpoint.read_moments(finished / "checkpoints" / "step-00000015")
+    removed.add("step-00000010")
+    with helpers.refused("no-checkpoint", finished):
+        read_weights(finished)
+
+
+PRUNES = """
+import sys
+from dataclasses import replace
+from pathlib import Path
+from bertrain.run import checkpoint
+folder = Path(sys.argv[1])
+saved = checkpoint.read_checkpoint(checkpoint.whole_checkpoints(folder)[-1])
+for step in range(saved.progress.step + 1, 100_000):
+    checkpoint.write_checkpoint(folder, replace(saved, progress=replace(saved.progress, step=step)))
+    checkpoint.purge(folder, keep=1)
+"""
+
+
+def test_weights_are_read_while_another_process_prunes(finished: Path) -> None:
+    pruning = subprocess.Popen([sys.executable, "-c", PRUNES, finished / "checkpoints"])
+    steps = [20]
+    try:
+        while steps[-1] < 100 and pruning.poll() is None:
+            steps.append(read_weights(finished).global_step or 0)
+    finally:
+        pruning.kill()
+        pruning.wait()
+    assert steps == sorted(steps)
+    assert steps[-1] >= 100
 
 
 def test_keeps_the_newest(finished: Path) -> None:

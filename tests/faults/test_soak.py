@@ -4,9 +4,13 @@ from __future__ import annotations
 
 import random
 from pathlib import Path
+from typing import Any
 
+import typer
+
+from bertrain.cli.main import app
 from tests.soak.__main__ import show, soak
-from tests.soak.jobs import Scene
+from tests.soak.jobs import JOBS, Scene
 from tests.soak.outcome import Outcome, Unavailable
 
 
@@ -35,3 +39,25 @@ def test_a_soak_counts_rounds_and_keeps_failures(tmp_path: Path) -> None:
     assert (rows["c"].rounds, rows["c"].left_out) == (0, "no such device")
     assert "left out: no such device" in show(rows)
     assert {path.name[0] for path in tmp_path.iterdir()} == {"b", "c"}, "a failure leaves its folder"
+
+
+NOT_KILLED = {
+    *("doctor", "evaluate", "fill-mask", "logs", "mlperf check", "profile roofline", "recipes", "score", "settings"),
+    *("watch", "data inspect", "data stats", "data verify", "weights compare", "weights show"),  # write nothing
+    *("data download", "data mlperf"),  # need servers; tests/faults/test_download.py stops a download
+    *("launch cancel", "launch logs", "launch mpi", "launch pbs", "launch preflight", "launch slurm", "launch ssh"),
+    *("launch status", "serve"),  # write nothing
+    *("mlperf run", "sweep", "resume", "anneal"),  # train as `pretrain` does; the first two have tests of their own
+    "profile run",  # not yet
+}
+"""The launchers of clusters are tried in tests/services."""
+
+
+def test_every_verb_is_killed_in_the_soak_or_named_here() -> None:
+    root: Any = typer.main.get_command(app)
+    verbs = set[str]()
+    for name, verb in root.commands.items():
+        below = getattr(verb, "commands", {"": verb})
+        verbs |= {f"{name} {one}".strip() for one, command in below.items() if not command.hidden}
+    killed = {verb for verb in verbs for job in JOBS if job == verb or job.startswith(f"{verb} on ")}
+    assert verbs - killed == NOT_KILLED

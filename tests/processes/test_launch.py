@@ -352,6 +352,7 @@ def test_a_dry_run_predicts_the_time_on_the_gpu_that_is_named(tmp_path: Path, mo
         ("--gpus-per-node 2 --gpu h900 -- pretrain bert-tiny --data data --run run", "unknown-gpu", "h200"),
         ("--procs-per-node 2 --gpu h100 -- pretrain bert-tiny --data data --run run", "conflicting-options", "--gpu"),
         ("--gpus-per-node 1 --gpu h100 -- doctor", "option-without-effect", "--gpu"),
+        ("--gpus-per-node 1 --runtime apptainer -- doctor", "option-without-effect", "--runtime needs --container"),
         ("--gpus-per-node 2 -- pretrian bert-tiny --data data", "usage", "'pretrain'"),
         ("--gpus-per-node 2 -- pretrain bert-tiny", "usage", "--data"),
         ("--gpus-per-node 2 -- pretrain bert-tiny --dta data", "unknown-option", "--data"),

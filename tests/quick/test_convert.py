@@ -338,7 +338,7 @@ def test_an_evaluation_set_is_evenly_strided(masked: Path, tmp_path: Path, count
     assert eval_set(tmp_path / "out", tmp_path / "again", count=1).layout == "hdf5-varlength"
 
 
-def test_what_cannot_be_converted_is_refused(masked: Path, tmp_path: Path) -> None:
+def test_what_cannot_be_converted_is_refused(unmasked: Path, masked: Path, tmp_path: Path) -> None:
     longest = int(open_data(masked).lengths.max())
     for arguments, code, named in (
         ({"max_seq_length": longest - 1}, "example-too-long", f"{longest} tokens"),
@@ -350,6 +350,9 @@ def test_what_cannot_be_converted_is_refused(masked: Path, tmp_path: Path) -> No
         with helpers.refused(code, named):
             convert(masked, tmp_path / "out", to="hdf5-fixed", **arguments)
         assert not (tmp_path / "out").exists()
+    with helpers.refused("useless-option", "--max-predictions"):
+        convert(unmasked, tmp_path / "out", to="arrow", max_predictions=9)
+    assert not (tmp_path / "out").exists()
     with helpers.refused("option-out-of-range", "--count is 10000000"):
         eval_set(masked, tmp_path / "out", count=10_000_000)
 

@@ -178,6 +178,14 @@ def test_labels_that_datasets_has_not_are_none() -> None:
         assert {label for (label,) in read(path, "label")} == {None}
 
 
+def test_class_labels_that_pandas_made_floats_have_their_names(tmp_path: Path) -> None:
+    info = json.dumps({"info": {"features": {"label": {"names": ["no", "yes"], "_type": "ClassLabel"}}}})
+    table = pa.table({"label": [1.0, None, 0.0, -1.0, 7.0, 0.5, float("nan")]})
+    pyarrow.parquet.write_table(table.replace_schema_metadata({"huggingface": info}), tmp_path / "a.parquet")
+    labels = [label for (label,) in read(tmp_path / "a.parquet", "label")]
+    assert labels == ["yes", None, "no", None, "7", "0.5", None]
+
+
 def test_a_cut_off_file_is_refused_as_a_whole(tmp_path: Path) -> None:
     table = pa.table({"text": [f"{number} " * 50 for number in range(5000)]})
     pyarrow.parquet.write_table(table, tmp_path / "a.parquet")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 from collections import Counter
 from pathlib import Path
 from typing import Any
@@ -17,6 +18,7 @@ from bertrain.profiling.trace import (
     read_trace,
     total_by_name,
 )
+from tests import helpers
 
 RECORDED = Path(__file__).parents[1] / "data" / "kineto-h200"
 UNIX_2026 = 1.76e18
@@ -119,3 +121,17 @@ def test_launches_are_summed_up_by_name() -> None:
     assert (totals[0].mean_us, totals[0].median_us) == (30, 20)
     assert totals[0].share == pytest.approx(0.75)
     assert total_by_name([]) == []
+
+
+def test_a_damaged_trace_is_refused(tmp_path: Path) -> None:
+    whole = (RECORDED / "bf16-graph.json.gz").read_bytes()
+    path = tmp_path / "trace.json.gz"
+    no_duration = b'{"traceEvents": [{"ph": "X", "name": "a", "ts": 1}]}'
+    for content, named in (
+        (whole[:9000], "ended"),
+        (gzip.compress(b"[" * 100_000), "JSON"),
+        (gzip.compress(no_duration), "dur"),
+    ):
+        path.write_bytes(content)
+        with helpers.refused("damaged-trace", path, named):
+            read_trace(path)

@@ -31,7 +31,8 @@ def flip(draw: random.Random, scene: Scene, place: Path) -> Outcome:
     if "flipped" not in scene.references:
         scene.references["flipped"] = in_child(look, place / "whole.log")
         return flip(draw, scene, place)
-    path = draw.choice(sorted(path for path in run.rglob("*") if path.is_file() and path.stat().st_size))
+    files = sorted(path for path in run.rglob("*") if path.is_file() and path.stat().st_size)
+    path = files[int(place.parent.name.rpartition("-")[2]) % len(files)]  # the rounds go over all files
     content = bytearray(path.read_bytes())
     where, bit = draw.randrange(len(content)), draw.randrange(8)
     content[where] ^= 1 << bit

@@ -212,6 +212,9 @@ def _plan(
             raise UserError("too-many-predictions", f"{wrong}; raise it")
     elif to == "arrow":
         predictions = 0
+        if max_predictions:
+            why = "--max-predictions has no effect on unmasked rows, which --to arrow keeps"
+            raise UserError("useless-option", f"{why}; leave it out")
     else:
         noted = source.manifest["preparation"] if isinstance(source, Shards) else {}
         probability = noted.get("masked_lm_prob", MASK_PROBABILITY)
