@@ -38,6 +38,7 @@ from bertrain.planning.step_time import (
     StepTime,
     compute_seconds,
     has_kernels,
+    host_seconds,
     step_time,
 )
 
@@ -183,7 +184,8 @@ def evaluation_seconds(
     own = math.ceil(examples / cluster.count)
     bins = math.ceil(own / at_once)
     load = Load(*(np.array([number]) for number in (bins, own * length, own * length**2, own * 0.15 * length, own)))
-    return FORWARD * float(compute_seconds(settings, load, cluster.gpu, design).sum())
+    computing = float(compute_seconds(settings, load, cluster.gpu, design).sum())
+    return FORWARD * max(computing, float(host_seconds(settings, load, design).sum()))
 
 
 def fewest_gpus(wish: Wish, within_s: float, most: int) -> Plan:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import statistics
 from dataclasses import replace
 from pathlib import Path
 
@@ -28,10 +29,13 @@ from bertrain.planning.plan import (
     predict_run,
 )
 from bertrain.planning.step_time import (
+    HOST_S,
+    LAUNCHES,
     Cluster,
     Design,
     calibrated,
     compute_seconds,
+    count_launches,
     exchange_seconds,
     step_time,
 )
@@ -354,3 +358,30 @@ def test_steps_without_our_kernels_take_as_long_as_measured(precision: str, tole
         load = full_bins(settings, 32768, 1, np.array([length]))
         predicted = step_time(settings, [load], cluster(1), Design.of(settings), jitter=0).seconds
         assert 1e3 * predicted == pytest.approx(row["bertrain"]["ms_per_step"], rel=tolerance)
+
+
+def test_launches_without_graphs_take_as_long_as_measured() -> None:
+    """Transformers' Trainer with a 6-layer model on an H200, all layers trained: its step does not grow with its batch."""
+    raw = json.loads((ROOT / "benchmarks" / "results" / "gpu_finetune.json").read_text())["summary"]
+    settings = resolve("bert-base", [("model.num_layers", "6"), ("train.precision", "fp32")])
+    kernels = count_launches(settings) + LAUNCHES[2]
+    for how, name in (("eager", "trainer"), ("compiled", "trainer, compiled")):
+        steps = [row[name]["ms_per_step"] for row in raw if not row[name]["settings"]["frozen_layers"]]
+        assert 1e-3 * statistics.median(steps) / kernels == pytest.approx(HOST_S[how], rel=0.01)
+
+
+def test_a_rank_without_graphs_waits_for_its_host() -> None:
+    """Small bins take as long as their launches, large ones as long as their computation."""
+    design = Design(host_s=HOST_S["eager"])
+    small, large = (
+        step_time(SETTINGS, [full_bins(SETTINGS, tokens, 1, np.array([512]))], cluster(1), design, jitter=0)
+        for tokens in (512, 512 * 200)
+    )
+    launched = (24 * LAUNCHES[0] + LAUNCHES[1]) * HOST_S["eager"]
+    assert small.seconds == pytest.approx(launched + small.optimizer)
+    assert large.host == 0 < small.host
+    graphs = replace(design, host_s=0.0)
+    load = full_bins(SETTINGS, 512, 1, np.array([512]))
+    assert step_time(SETTINGS, [load], cluster(1), graphs, jitter=0).host == 0
+    evaluated = [evaluation_seconds(SETTINGS, cluster(1024), one, 10_000) for one in (graphs, design)]
+    assert evaluated[0] < evaluated[1] == pytest.approx(launched / 3)
