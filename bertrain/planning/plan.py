@@ -27,7 +27,7 @@ from bertrain.data.feed.step_size import StepSize
 from bertrain.data.formats.masking import Ints, count_predictions
 from bertrain.data.formats.pack import read_lengths
 from bertrain.data.formats.source import DataSource
-from bertrain.planning.convergence import POINTS, TARGET, evaluation_interval, samples_to_target
+from bertrain.planning.convergence import TARGET, evaluation_interval, has_points, samples_to_target
 from bertrain.planning.devices import Gpu, find_network
 from bertrain.planning.memory_fit import BUDGET_STEP, Place, refuse_too_little, smallest_budget, with_budget
 from bertrain.planning.step_time import (
@@ -320,7 +320,7 @@ def predict_run(settings: Settings, lengths: AnyInts, gpu: Gpu, count: int, per_
         f" in {nodes:,} machines over {cluster.network.name}, which is assumed" if nodes > 1 else ""
     )
     batch = settings.nominal_sequences or sequences
-    if settings.evaluate.target_accuracy == TARGET and min(POINTS) <= batch <= max(POINTS):
+    if settings.evaluate.target_accuracy == TARGET and has_points(batch):
         steps = math.ceil(samples_to_target(batch) / batch)
         until = f" to {TARGET:g} by MLPerf's convergence points"
         return Prediction(devices, step_s, steps, sizes.full_steps(steps), until)

@@ -207,11 +207,23 @@ def test_the_last_layer_is_computed_whole_without_our_kernels() -> None:
 # --- convergence points -------------------------------------------------------------------------------
 
 
-def test_convergence_points_are_those_of_the_reference() -> None:
-    assert convergence.samples_to_target(448) == 2_414_421
+def test_convergence_points_lie_on_straight_lines() -> None:
+    assert convergence.samples_to_target(448) == convergence.samples_to_target(256) == 2_414_421
     assert convergence.samples_to_target(16384) == 5_505_422
-    middle = (448 * 1536) ** 0.5  # in the middle of two, by logarithm
-    assert convergence.samples_to_target(middle) == pytest.approx((2_414_421 + 2_776_278) / 2)
+    assert convergence.samples_to_target((448 + 4608) / 2) == pytest.approx((2_414_421 + 2_798_080) / 2)
+
+
+@pytest.mark.parametrize("ruleset", ["4.1.0", "5.0.0", "5.1.0"])
+def test_mlperfs_own_checker_expects_as_many_samples(ruleset: str) -> None:
+    checker = pytest.importorskip("mlperf_logging.rcp_checker.rcp_checker").RCP_Checker(
+        "training", ruleset, "bert", False
+    )
+    theirs = {point["BS"]: round(point["RCP Mean"]) for point in checker.pruned_rcp_data.values()}
+    assert theirs == convergence.POINTS
+    for batch in (768, 1536, 3072, 5000, 8192, 13888):
+        near = (find(batch, "pruned_rcps") for find in (checker._find_top_min_rcp, checker._find_bottom_max_rcp))
+        _, expected = checker._create_interp_rcp(batch, *near)
+        assert convergence.samples_to_target(batch) == pytest.approx(expected["RCP Mean"])
 
 
 @pytest.mark.parametrize("batch", [255, 16385])
@@ -361,7 +373,7 @@ def test_steps_without_our_kernels_take_as_long_as_measured(precision: str, tole
 
 
 def test_launches_without_graphs_take_as_long_as_measured() -> None:
-    """Transformers' Trainer with a 6-layer model on an H200, all layers trained: its step does not grow with its batch."""
+    """Transformers' Trainer with a 6-layer model on an H200, all layers trained."""
     raw = json.loads((ROOT / "benchmarks" / "results" / "gpu_finetune.json").read_text())["summary"]
     settings = resolve("bert-base", [("model.num_layers", "6"), ("train.precision", "fp32")])
     kernels = count_launches(settings) + LAUNCHES[2]
