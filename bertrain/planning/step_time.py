@@ -7,9 +7,8 @@ Assumptions:
   wave of its tiles. The shares are measured on an H200 and taken for all GPUs; a measured step of the same GPU scales
   all of them by one factor.
 - Without CUDA graphs the host launches every kernel, ahead of the GPU: a rank takes the longer of its computation and
-  of its launches. Their time is that of Transformers' Trainer where it does not grow with the batch, for each kernel
-  that bertrain has in that step. It depends on the program: graphs made NVIDIA's code of 2021 only 1.12 times as fast
-  on 4,096 A100, so its launches took less than half as long.
+  of its launches. Their time is that of Transformers' Trainer where its step does not grow with the batch, for each
+  kernel that bertrain has in such a step. It depends on the program: NVIDIA's takes less than half as long.
 - A backward pass takes twice as long as a forward pass, and completes gradients at an even rate. Buckets are exchanged
   one after another while it runs, without slowing it. Clipping of each rank's own gradient waits for its end.
 - Activation checkpointing: `full` adds a forward pass of the layers; `selective` adds that of GELU and of one LayerNorm
@@ -46,8 +45,8 @@ COMPILED = {"fp16": 1.43, "tf32": 1.75, "fp32": 1.03}
 """Times the fused engine's time, that the compiled engine takes where ours has no kernels: BERT-Base's steps in
 benchmarks/results/gpu_portable.json."""
 HOST_S = {"eager": 97e-6, "compiled": 54e-6}
-"""Seconds of the host for each of LAUNCHES without CUDA graphs: steps of a 6-layer MiniLM with PyTorch as it is and with
-torch.compile on an H200's host, the same for 32 and 128 sequences (benchmarks/results/gpu_finetune.json)."""
+"""Seconds of the host for each of LAUNCHES without CUDA graphs: steps of Transformers' Trainer with a 6-layer MiniLM on
+an H200, the same for 32 and 128 sequences (benchmarks/results/gpu_finetune.json)."""
 KINDS = "products", "attention", "memory", "launches"
 PRODUCTS = (costs.QKV, costs.ATTENTION_OUT, costs.FEED_FORWARD, costs.HEADS)
 CHEAP = {costs.GELU: 2 / 5, costs.NORM: FORWARD / 2}  # by tensors: two of GELU's five, one LayerNorm of two
