@@ -138,6 +138,7 @@ def _fit(
     """
     import numpy as np
 
+    from bertrain.planning.kernel_limits import why_unfit
     from bertrain.planning.plan import MLPERF_LENGTHS, covers_engine, lengths_of
 
     if data is not None and lengths is not None:
@@ -151,6 +152,9 @@ def _fit(
         )
         notes.append(f"train.precision auto: {settings.train.precision}")
     gpu.rate(settings.train.precision)
+    if settings.train.precision == "fp8" and (reason := why_unfit(settings)):
+        why = f"train.precision fp8 is not possible ({reason})"
+        raise UserError("precision-not-possible", f"{why}; use --train.precision bf16")
     if not covers_engine(settings):
         asked = f"--train.kernels {settings.train.kernels} in {settings.train.precision}"
         raise UserError("engine-not-possible", f"`plan` knows no step times of {asked}; use --train.kernels auto")

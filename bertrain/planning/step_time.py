@@ -34,6 +34,7 @@ from bertrain.config.settings import Settings
 from bertrain.planning import costs
 from bertrain.planning.collectives import Group, all_reduce, finish_exchange, gather
 from bertrain.planning.devices import Gpu, Network
+from bertrain.planning.kernel_limits import has_kernels
 
 Floats = npt.NDArray[np.float64]
 FORWARD = 1 / 3  # of the time of a bin
@@ -41,7 +42,7 @@ LAUNCHES = 40, 15, 30  # kernels of a layer and of the rest of a bin, both ways;
 LAYER_PRODUCTS = 12  # of them: four matrices, forward and two gradients
 NARROWEST_HEAD = 64  # attention is bound by instructions for each score: narrower heads save nothing
 SCATTERED = 10  # times the time of their bytes, that embeddings take: their gradients go to scattered rows
-COMPILED = {"fp16": 1.43, "tf32": 1.75, "fp32": 1.03}
+COMPILED = {"bf16": 1.39, "fp16": 1.43, "tf32": 1.75, "fp32": 1.03}
 """Times the fused engine's time, that the compiled engine takes where ours has no kernels: BERT-Base's steps in
 benchmarks/results/gpu_portable.json."""
 HOST_S = {"eager": 97e-6, "compiled": 54e-6}
@@ -91,7 +92,7 @@ class Design:
     @staticmethod
     def of(settings: Settings, engine: EngineName | None = None) -> Design:
         """bertrain's own, with the engine that a GPU has for these settings or another."""
-        train = settings.train
+        train, engine = settings.train, engine or ("fused" if has_kernels(settings) else "compiled")
         width = 4 if train.exchange_precision == "fp32" else 2
         buckets = -(-4 * count_parameters(settings.model)[0] // (train.bucket_mb << 20))
         return Design(
@@ -99,9 +100,9 @@ class Design:
             buckets=buckets,
             overlaps=settings.optimizer.clipping != "local",
             sharded="all" if settings.optimizer.sharded else "no",
-            is_fused=engine == "fused" if engine else has_kernels(settings),
-            slowdown=COMPILED.get(train.precision, 1.0),
-            host_s=0.0 if engine or has_kernels(settings) else HOST_S["compiled"],
+            is_fused=engine == "fused",
+            slowdown=COMPILED.get(train.precision, 1.0) if engine == "compiled" else 1.0,
+            host_s=HOST_S["compiled"] if engine == "compiled" else 0.0,
         )
 
 
@@ -144,10 +145,6 @@ class StepTime:
     @property
     def seconds(self) -> float:
         return sum(self.parts.values())
-
-
-def has_kernels(settings: Settings) -> bool:
-    return settings.train.precision in ("bf16", "fp8")
 
 
 def count_launches(settings: Settings) -> float:
