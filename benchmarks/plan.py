@@ -1,6 +1,7 @@
 """Predict every published MLPerf result of BERT with the model of `bertrain plan`, and score the predictions.
 
     python benchmarks/plan.py [--output benchmarks/results/plan.json]
+    python benchmarks/plan.py --tables    # what bertrain would reach, and what costs most, from the committed results
 
 bertrain/mlperf/published.csv has the results with their sources. The model is calibrated on one single-node result of
 each GPU family, marked there: one factor on the time of all computation. One more single-node result, Fujitsu's 4 H100
@@ -242,10 +243,25 @@ def predict_ours() -> list[dict[str, Any]]:
             cluster = Cluster(gpu, find_network(network, gpu, 8), count)
             wish = Wish(settings, lengths_of(HERE / "wikipedia-512.csv", LONGEST), cluster, TARGET, JITTER)
             found.append({"machine": name, "record": record, "variant": variant} | make_plan(wish, count).facts())
-    for one in found:
-        parts = ", ".join(f"{part} {value:.1f}" for part, value in one["parts_ms"].items() if value >= 0.05)
-        print(f"| {one['machine']} | {one['variant']} | {one['seconds']:.1f} s | {one['step_ms']:.1f} | {parts} |")
     return found
+
+
+NEEDED = "products", "attention"  # by any design
+
+
+def own_tables(rows: list[dict[str, Any]]) -> str:
+    """Step and time of each design on each machine, and the three parts of the recipe that cost most, as Markdown."""
+    names = "the recipe", "gradients in bf16", "and buckets of 200 MB", "and sent during the backward pass"
+    reached = [f"| machine | record | {' | '.join(names)} |", "|---|---|" + len(names) * "---:|"]
+    costly = []
+    for machine, group in itertools.groupby(rows, key=lambda row: row["machine"]):
+        designs = list(group)
+        times = (f"{row['step_ms']:.1f} ms, {row['seconds']:.1f} s" for row in designs)
+        reached.append(f"| {machine} | {designs[0]['record']} | {' | '.join(times)} |")
+        parts = {name: value for name, value in designs[0]["parts_ms"].items() if name not in NEEDED}
+        most = sorted(parts, key=lambda name: -parts[name])[:3]
+        costly.append(f"- {machine}: " + ", ".join(f"{name} {parts[name]:.1f}" for name in most))
+    return "\n".join([*reached, "", *costly])
 
 
 def predict_all(
@@ -262,7 +278,11 @@ def predict_all(
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--output", type=Path, help="write the predictions as JSON here")
+    parser.add_argument("--tables", action="store_true", help="print the tables of bertrain's own predictions")
     arguments = parser.parse_args()
+    if arguments.tables:
+        print(own_tables(json.loads((HERE / "results/plan.json").read_text())["bertrain"]["rows"]))
+        return
     base = resolve("mlperf-nvidia-1x8x48-packed", [])
     with open(HERE.parent / "bertrain/mlperf/published.csv") as file:
         published = [row for row in csv.DictReader(file) if row["role"] != "not planned"]
@@ -274,6 +294,7 @@ def main() -> None:
         print(name, json.dumps(found[name] | {"rows": len(rows)}, indent=1))
     print(table(found["calibrated"]["rows"]))
     found["bertrain"] = {"rows": predict_ours()}
+    print(own_tables(found["bertrain"]["rows"]))
     if arguments.output:
         arguments.output.write_text(json.dumps(found, indent=1) + "\n")
 
