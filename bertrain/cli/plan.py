@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 
 app = options.new_app()
 MOST_GPUS = 8192  # that --within and --spend try
+MOST_MONEY = 1e12  # which infinity exceeds
 VOCABULARY = 30522  # BERT's, where no data says otherwise
 
 
@@ -49,12 +50,12 @@ def plan(
     ] = None,
     target: Annotated[float, Option(min=0, help="masked-word accuracy to reach, by MLPerf's convergence points")] = 0,
     jitter: Annotated[float, Option(min=0, max=100, help="variation of step time between ranks, in percent")] = 1,
-    price: Annotated[float, Option(min=0, help="EUR per GPU and hour")] = 0,
+    price: Annotated[float, Option(min=0, max=MOST_MONEY, help="EUR per GPU and hour")] = 0,
     within: Annotated[
         str, Option(metavar="TIME", help="find the fewest GPUs that finish within this time, such as 10m")
     ] = "",
     spend: Annotated[
-        float, Option(min=0, help="find the number of GPUs that is fastest for at most this many EUR")
+        float, Option(min=0, max=MOST_MONEY, help="find the number of GPUs that is fastest for at most this many EUR")
     ] = 0,
     tune: Annotated[bool, Option("--tune", help="also find the best token budget and policy for each count")] = False,
     plot: Annotated[Path | None, Option(help="draw the plan to this .svg, .png or .pdf")] = None,

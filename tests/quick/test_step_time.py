@@ -280,9 +280,10 @@ def test_networks_by_name_and_by_file(tmp_path: Path) -> None:
     found = find_network(str(file), gpu, 8)
     speeds = found.inside, found.inside_hop_s, found.between, found.between_hop_s
     assert speeds == pytest.approx((300e9, 3e-6, 40e9, 1e-5))
-    file.write_text("inside_gb_per_s = 300\n")
-    with helpers.refused("bad-network-file", str(file)):
-        find_network(str(file), gpu, 8)
+    for text in ("inside_gb_per_s = 300\n", *(file.read_text().replace("300", odd) for odd in ("0", "nan", "inf"))):
+        file.write_text(text)
+        with helpers.refused("bad-network-file", str(file)):
+            find_network(str(file), gpu, 8)
     for wrong in ("carrier-pigeon", "nvlink+ib-xyz", "nvlink+axib-hdr", "nvlink+0xib-hdr"):
         with helpers.refused("unknown-network", wrong):
             find_network(wrong, gpu, 8)
