@@ -33,5 +33,8 @@ def draw_plans(plans: Sequence[Plan], gpu: str, path: Path) -> None:
     parts.set_xticks(places, [f"{count:,}" for count in counts])
     parts.set(xlabel=f"number of {gpu}", ylabel="milliseconds", title="where a step's time goes")
     parts.legend(fontsize=8, loc="upper left", bbox_to_anchor=(1, 1))
-    path.parent.mkdir(parents=True, exist_ok=True)
-    figure.savefig(path)
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        figure.savefig(path)
+    except OSError as error:
+        raise UserError("bad-picture", f"cannot write --plot {path}: {error.strerror}; give another file") from None
