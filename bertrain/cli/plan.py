@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 
 app = options.new_app()
 MOST_GPUS = 8192  # that --within and --spend try
+MOST_MONEY = 1e12  # which infinity exceeds
 VOCABULARY = 30522  # BERT's, where no data says otherwise
 
 
@@ -49,12 +50,12 @@ def plan(
     ] = None,
     target: Annotated[float, Option(min=0, help="masked-word accuracy to reach, by MLPerf's convergence points")] = 0,
     jitter: Annotated[float, Option(min=0, max=100, help="variation of step time between ranks, in percent")] = 1,
-    price: Annotated[float, Option(min=0, help="EUR per GPU and hour")] = 0,
+    price: Annotated[float, Option(min=0, max=MOST_MONEY, help="EUR per GPU and hour")] = 0,
     within: Annotated[
         str, Option(metavar="TIME", help="find the fewest GPUs that finish within this time, such as 10m")
     ] = "",
     spend: Annotated[
-        float, Option(min=0, help="find the number of GPUs that is fastest for at most this many EUR")
+        float, Option(min=0, max=MOST_MONEY, help="find the number of GPUs that is fastest for at most this many EUR")
     ] = 0,
     tune: Annotated[bool, Option("--tune", help="also find the best token budget and policy for each count")] = False,
     plot: Annotated[Path | None, Option(help="draw the plan to this .svg, .png or .pdf")] = None,
@@ -138,6 +139,7 @@ def _fit(
     """
     import numpy as np
 
+    from bertrain.planning.kernel_limits import why_unfit
     from bertrain.planning.plan import MLPERF_LENGTHS, covers_engine, lengths_of
 
     if data is not None and lengths is not None:
@@ -151,6 +153,9 @@ def _fit(
         )
         notes.append(f"train.precision auto: {settings.train.precision}")
     gpu.rate(settings.train.precision)
+    if settings.train.precision == "fp8" and (reason := why_unfit(settings)):
+        why = f"train.precision fp8 is not possible ({reason})"
+        raise UserError("precision-not-possible", f"{why}; use --train.precision bf16")
     if not covers_engine(settings):
         asked = f"--train.kernels {settings.train.kernels} in {settings.train.precision}"
         raise UserError("engine-not-possible", f"`plan` knows no step times of {asked}; use --train.kernels auto")

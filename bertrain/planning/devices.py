@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 import tomllib
 from dataclasses import dataclass, replace
@@ -155,9 +156,10 @@ def _read_network(path: Path) -> Network:
         raise UserError(
             "bad-network-file", f"{path} does not describe a network ({error}); it needs {needed}"
         ) from None
-    if found.keys() - NETWORK_KEYS or min(values.values()) <= 0:
+    if found.keys() - NETWORK_KEYS or not all(0 < value < math.inf for value in values.values()):
         raise UserError(
-            "bad-network-file", f"{path} must have {', '.join(sorted(NETWORK_KEYS))} and nothing else, all above 0"
+            "bad-network-file",
+            f"{path} must have {', '.join(sorted(NETWORK_KEYS))} and nothing else, all finite and above 0",
         )
     return Network(
         path.stem,

@@ -27,8 +27,9 @@ from bertrain.data.feed.step_size import StepSize
 from bertrain.data.formats.masking import Ints, count_predictions
 from bertrain.data.formats.pack import read_lengths
 from bertrain.data.formats.source import DataSource
-from bertrain.planning.convergence import POINTS, TARGET, evaluation_interval, samples_to_target
+from bertrain.planning.convergence import TARGET, evaluation_interval, has_points, samples_to_target
 from bertrain.planning.devices import Gpu, find_network
+from bertrain.planning.kernel_limits import has_kernels
 from bertrain.planning.memory_fit import BUDGET_STEP, Place, refuse_too_little, smallest_budget, with_budget
 from bertrain.planning.step_time import (
     FORWARD,
@@ -37,7 +38,7 @@ from bertrain.planning.step_time import (
     Load,
     StepTime,
     compute_seconds,
-    has_kernels,
+    host_seconds,
     step_time,
 )
 
@@ -116,7 +117,9 @@ class Plan:
     """Share of the ranks' time in which they wait for the busiest."""
     sequences_per_step: float
     steps: int
+    start_up_s: float
     evaluation_s: float
+    """Of all evaluations."""
     seconds: float
     gpu_hours: float
     price: float
@@ -157,8 +160,8 @@ def make_plan(wish: Wish, count: int) -> Plan:
     seconds = START_UP_S + sizes.full_steps(steps) * step.seconds + evaluation
     hours = count * seconds / 3600
     waiting = step.imbalance / (step.seconds - step.exchange - step.optimizer - step.stragglers)
-    return Plan(count, settings.batch.token_budget, settings.batch.policy, step, waiting, sequences, steps, evaluation,
-                seconds, hours, hours * wish.price)  # fmt: skip
+    return Plan(count, settings.batch.token_budget, settings.batch.policy, step, waiting, sequences, steps, START_UP_S,
+                evaluation, seconds, hours, hours * wish.price)  # fmt: skip
 
 
 def place_of(wish: Wish, count: int) -> Place:
@@ -170,8 +173,10 @@ def place_of(wish: Wish, count: int) -> Place:
 
 
 def covers_engine(settings: Settings) -> bool:
-    """Whether step times are of the engine asked for: our kernels, or compiled in a precision that these lack."""
-    return settings.train.kernels == "auto" or (settings.train.kernels == "fused" and has_kernels(settings))
+    """Whether step times are of the engine asked for: our kernels, or compiled for settings that these lack."""
+    if has_kernels(settings):
+        return settings.train.kernels in ("auto", "fused")
+    return settings.train.kernels in ("auto", "compiled") and settings.train.precision != "fp8"
 
 
 def evaluation_seconds(
@@ -183,7 +188,8 @@ def evaluation_seconds(
     own = math.ceil(examples / cluster.count)
     bins = math.ceil(own / at_once)
     load = Load(*(np.array([number]) for number in (bins, own * length, own * length**2, own * 0.15 * length, own)))
-    return FORWARD * float(compute_seconds(settings, load, cluster.gpu, design).sum())
+    computing = float(compute_seconds(settings, load, cluster.gpu, design).sum())
+    return FORWARD * max(computing, float(host_seconds(settings, load, design).sum()))
 
 
 def fewest_gpus(wish: Wish, within_s: float, most: int) -> Plan:
@@ -260,16 +266,23 @@ def _counts(per_node: int, most: int) -> Iterable[int]:
         nodes = max(nodes + 1, nodes * 9 // 8)
 
 
+def shown_parts(plans: Sequence[Plan]) -> list[str]:
+    """Parts of a step that take time in some plan: not zero when rounded to 0.01 ms."""
+    return [name for name in plans[0].step.parts if any(plan.step.parts[name] >= 5e-6 for plan in plans)]
+
+
 def table_text(plans: Sequence[Plan], currency: str = "EUR") -> str:
     """A table of plans, with where each step's time goes."""
-    heads = ["GPUs", "ms/step", *plans[0].step.parts, "idle", "sequences/s", "steps", "time", "GPU-hours", currency]
+    parts = shown_parts(plans)
+    heads = ["GPUs", "ms/step", *parts, "idle", "sequences/s", "steps", "start-up", "evaluation", "time", "GPU-hours",
+             currency]  # fmt: skip
     rows = []
     for plan in plans:
-        parts = [f"{1e3 * seconds:.2f}" for seconds in plan.step.parts.values()]
+        times = [f"{1e3 * plan.step.parts[name]:.2f}" for name in parts]
         rows.append(
-            [f"{plan.count:,}", f"{1e3 * plan.step.seconds:.2f}", *parts, f"{plan.idle:.1%}",
-             f"{plan.sequences_per_s:,.0f}", f"{plan.steps:,}", time_text(plan.seconds), f"{plan.gpu_hours:,.2f}",
-             f"{plan.price:,.2f}"]
+            [f"{plan.count:,}", f"{1e3 * plan.step.seconds:.2f}", *times, f"{plan.idle:.1%}",
+             f"{plan.sequences_per_s:,.0f}", f"{plan.steps:,}", time_text(plan.start_up_s),
+             time_text(plan.evaluation_s), time_text(plan.seconds), f"{plan.gpu_hours:,.2f}", f"{plan.price:,.2f}"]
         )  # fmt: skip
     if not any(plan.price for plan in plans):
         heads, rows = heads[:-1], [row[:-1] for row in rows]
@@ -318,7 +331,7 @@ def predict_run(settings: Settings, lengths: AnyInts, gpu: Gpu, count: int, per_
         f" in {nodes:,} machines over {cluster.network.name}, which is assumed" if nodes > 1 else ""
     )
     batch = settings.nominal_sequences or sequences
-    if settings.evaluate.target_accuracy == TARGET and min(POINTS) <= batch <= max(POINTS):
+    if settings.evaluate.target_accuracy == TARGET and has_points(batch):
         steps = math.ceil(samples_to_target(batch) / batch)
         until = f" to {TARGET:g} by MLPerf's convergence points"
         return Prediction(devices, step_s, steps, sizes.full_steps(steps), until)

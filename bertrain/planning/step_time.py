@@ -6,6 +6,9 @@ Assumptions:
   and the optimizer their bytes. Every kernel takes 5.1 us more (launch, filling and draining the GPU), a product half a
   wave of its tiles. The shares are measured on an H200 and taken for all GPUs; a measured step of the same GPU scales
   all of them by one factor.
+- Without CUDA graphs the host launches every kernel, ahead of the GPU: a rank takes the longer of its computation and
+  of its launches. Their time is that of Transformers' Trainer where its step does not grow with the batch, for each
+  kernel that bertrain has in such a step. It depends on the program: NVIDIA's takes less than half as long.
 - A backward pass takes twice as long as a forward pass, and completes gradients at an even rate. Buckets are exchanged
   one after another while it runs, without slowing it. Clipping of each rank's own gradient waits for its end.
 - Activation checkpointing: `full` adds a forward pass of the layers; `selective` adds that of GELU and of one LayerNorm
@@ -31,6 +34,7 @@ from bertrain.config.settings import Settings
 from bertrain.planning import costs
 from bertrain.planning.collectives import Group, all_reduce, finish_exchange, gather
 from bertrain.planning.devices import Gpu, Network
+from bertrain.planning.kernel_limits import has_kernels
 
 Floats = npt.NDArray[np.float64]
 FORWARD = 1 / 3  # of the time of a bin
@@ -38,9 +42,12 @@ LAUNCHES = 40, 15, 30  # kernels of a layer and of the rest of a bin, both ways;
 LAYER_PRODUCTS = 12  # of them: four matrices, forward and two gradients
 NARROWEST_HEAD = 64  # attention is bound by instructions for each score: narrower heads save nothing
 SCATTERED = 10  # times the time of their bytes, that embeddings take: their gradients go to scattered rows
-COMPILED = {"fp16": 1.43, "tf32": 1.75, "fp32": 1.03}
+COMPILED = {"bf16": 1.39, "fp16": 1.43, "tf32": 1.75, "fp32": 1.03}
 """Times the fused engine's time, that the compiled engine takes where ours has no kernels: BERT-Base's steps in
 benchmarks/results/gpu_portable.json."""
+HOST_S = {"eager": 97e-6, "compiled": 54e-6}
+"""Seconds of the host for each of LAUNCHES without CUDA graphs: steps of Transformers' Trainer with a 6-layer MiniLM on
+an H200, the same for 32 and 128 sequences (benchmarks/results/gpu_finetune.json)."""
 KINDS = "products", "attention", "memory", "launches"
 PRODUCTS = (costs.QKV, costs.ATTENTION_OUT, costs.FEED_FORWARD, costs.HEADS)
 CHEAP = {costs.GELU: 2 / 5, costs.NORM: FORWARD / 2}  # by tensors: two of GELU's five, one LayerNorm of two
@@ -79,11 +86,13 @@ class Design:
     """Kernels of a bin, as a multiple of bertrain's."""
     slowdown: float = 1.0
     """Factor on the time of all computation, against bertrain's kernels."""
+    host_s: float = 0.0
+    """Seconds of the host for each of bertrain's kernels, of HOST_S; 0: CUDA graphs replay them."""
 
     @staticmethod
     def of(settings: Settings, engine: EngineName | None = None) -> Design:
         """bertrain's own, with the engine that a GPU has for these settings or another."""
-        train = settings.train
+        train, engine = settings.train, engine or ("fused" if has_kernels(settings) else "compiled")
         width = 4 if train.exchange_precision == "fp32" else 2
         buckets = -(-4 * count_parameters(settings.model)[0] // (train.bucket_mb << 20))
         return Design(
@@ -91,8 +100,9 @@ class Design:
             buckets=buckets,
             overlaps=settings.optimizer.clipping != "local",
             sharded="all" if settings.optimizer.sharded else "no",
-            is_fused=engine == "fused" if engine else has_kernels(settings),
-            slowdown=COMPILED.get(train.precision, 1.0),
+            is_fused=engine == "fused",
+            slowdown=COMPILED.get(train.precision, 1.0) if engine == "compiled" else 1.0,
+            host_s=HOST_S["compiled"] if engine == "compiled" else 0.0,
         )
 
 
@@ -119,6 +129,8 @@ class StepTime:
     attention: float
     memory: float
     launches: float
+    host: float
+    """In which the GPU waits for the host to launch kernels."""
     imbalance: float
     """The busiest rank's time beyond the mean."""
     stragglers: float
@@ -135,8 +147,10 @@ class StepTime:
         return sum(self.parts.values())
 
 
-def has_kernels(settings: Settings) -> bool:
-    return settings.train.precision in ("bf16", "fp8")
+def count_launches(settings: Settings) -> float:
+    """Kernels that bertrain launches for a bin."""
+    recomputed = RECOMPUTED_LAUNCHES[settings.train.activation_checkpointing]
+    return (1 + recomputed) * LAUNCHES[0] * settings.model.num_layers + LAUNCHES[1]
 
 
 def _seconds_of(settings: Settings, size: costs.WorkSize, gpu: Gpu, design: Design) -> Floats:
@@ -161,10 +175,9 @@ def _seconds_of(settings: Settings, size: costs.WorkSize, gpu: Gpu, design: Desi
         forward = 6 * model.hidden_size + 2 * model.intermediate_size
         backward = 10 * model.hidden_size + 2 * model.intermediate_size + (forward if what != "none" else 0)
         memory += size.tokens * model.num_layers * (forward + backward) / gpu.memory
-    number = design.launches * ((1 + RECOMPUTED_LAUNCHES[what]) * LAUNCHES[0] * model.num_layers + LAUNCHES[1])
     products_run = LAYER_PRODUCTS * (1 + FORWARD if what == "full" else 1)
     tails = products_run * model.num_layers * (gpu.half_wave_s(precision) - gpu.fill_s)
-    launches = number * (gpu.launch_s + gpu.fill_s) + tails
+    launches = design.launches * count_launches(settings) * (gpu.launch_s + gpu.fill_s) + tails
     return np.array([products, attention, memory, launches])
 
 
@@ -185,13 +198,19 @@ def compute_seconds(settings: Settings, load: Load, gpu: Gpu, design: Design) ->
     return np.asarray(gpu.slowdown * design.slowdown * found)
 
 
+def host_seconds(settings: Settings, load: Load, design: Design) -> Floats:
+    """Seconds in which the host launches the kernels of each rank's bins."""
+    return design.host_s * count_launches(settings) * load.bins
+
+
 def optimizer_seconds(settings: Settings, cluster: Cluster, design: Design) -> float:
     """The update of a rank's share of the weights; the norm of the whole gradient is part of it."""
     operations, moved = costs.required_costs(settings, costs.WorkSize(), is_fused=design.is_fused)[costs.OPTIMIZER]
     share = {"no": 1, "node": cluster.group.per_node, "all": cluster.count}[design.sharded]
     wide = settings.train.precision if settings.train.precision in costs.NARROW else "fp32"
     work = operations / cluster.gpu.rate("bf16" if wide == "fp8" else wide) + moved / cluster.gpu.memory
-    return work / share + LAUNCHES[2] * (cluster.gpu.launch_s + cluster.gpu.fill_s)
+    on_gpu = work / share + LAUNCHES[2] * (cluster.gpu.launch_s + cluster.gpu.fill_s)
+    return max(on_gpu, LAUNCHES[2] * design.host_s)
 
 
 def exchange_seconds(parameters: int, cluster: Cluster, design: Design, backward_s: float) -> float:
@@ -219,12 +238,14 @@ def step_time(
     draw, found = np.random.default_rng(seed), []
     for load in loads:
         by_kind = compute_seconds(settings, load, cluster.gpu, design)
-        own = by_kind.sum(axis=1)
+        computing = by_kind.sum(axis=1)
+        own = np.maximum(computing, host_seconds(settings, load, design))
         slowest = float((own * (1 + jitter * draw.standard_normal(len(own)))).max()) if len(own) > 1 else float(own[0])
         backward = (1 - FORWARD) * slowest / max(1.0, float(load.bins.max()))  # of the last bin: only it sends
         found.append(
             StepTime(
                 **dict(zip(KINDS, by_kind.mean(axis=0).tolist(), strict=True)),
+                host=float((own - computing).mean()),
                 imbalance=float(own.max() - own.mean()),
                 stragglers=slowest - float(own.max()),
                 exchange=exchange_seconds(parameters, cluster, design, backward),

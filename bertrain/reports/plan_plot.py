@@ -7,7 +7,7 @@ from pathlib import Path
 
 from bertrain.base.errors import UserError
 from bertrain.base.extras import import_extra
-from bertrain.planning.plan import Plan
+from bertrain.planning.plan import Plan, shown_parts
 
 FORMATS = (".svg", ".png", ".pdf")
 
@@ -26,12 +26,15 @@ def draw_plans(plans: Sequence[Plan], gpu: str, path: Path) -> None:
     time.set_ylim(bottom=0)
     time.grid(alpha=0.3)
     places, below = range(len(plans)), [0.0] * len(plans)
-    for name in plans[0].step.parts:
+    for name in shown_parts(plans):
         heights = [1e3 * plan.step.parts[name] for plan in plans]
         parts.bar(places, heights, bottom=below, label=name)
         below = [low + height for low, height in zip(below, heights, strict=True)]
     parts.set_xticks(places, [f"{count:,}" for count in counts])
     parts.set(xlabel=f"number of {gpu}", ylabel="milliseconds", title="where a step's time goes")
     parts.legend(fontsize=8, loc="upper left", bbox_to_anchor=(1, 1))
-    path.parent.mkdir(parents=True, exist_ok=True)
-    figure.savefig(path)
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        figure.savefig(path)
+    except OSError as error:
+        raise UserError("bad-picture", f"cannot write --plot {path}: {error.strerror}; give another file") from None

@@ -17,7 +17,6 @@ from bertrain.base.console import warn
 from bertrain.base.errors import AgreedError, UserError
 from bertrain.config.choices import EngineName
 from bertrain.config.settings import Settings
-from bertrain.data.feed.batching import SHAPES
 from bertrain.data.feed.loader import Step
 from bertrain.kernels import backend, cpu_library, self_test
 from bertrain.kernels.self_test_checks import Sizes
@@ -29,6 +28,7 @@ from bertrain.model.fused_check import why_not_implemented
 from bertrain.model.fused_families import new_fused
 from bertrain.model.initialization import uninitialized
 from bertrain.optim.optimizer import Optimizer
+from bertrain.planning import kernel_limits
 from bertrain.ranks.parallel import Ranks
 from bertrain.training import compiled_engine
 from bertrain.training.contrastive_engine import ContrastiveEngine
@@ -41,7 +41,6 @@ Predictor = Callable[[Batch], Outputs]
 """Computes a model's outputs for a bin on its device, without dropout."""
 ENGINES = {"fused": "fused kernels", "compiled": "compiled PyTorch", "plain": "plain PyTorch"}
 SIMILARITY = "similarity"  # the task whose loss compares texts of different bins
-MOST_TOKENS = 8 * 65_535  # rows of one launch: CUDA allows 65,535 blocks along y, and GELU's have eight rows
 
 
 class Engine(Protocol):
@@ -92,28 +91,13 @@ def predictor(model: EncoderModel, settings: Settings, device: torch.device) -> 
 
 
 def why_unfit(settings: Settings, device: torch.device) -> str:
-    """The setting that the kernels cannot compute; empty if they can compute all."""
-    head_size, precision = settings.model.head_size, settings.train.precision
-    if settings.model.family != "bert" and device.type == "cpu" and not backend.INTERPRETED:
-        return f"the kernels for CPUs have no model.family {settings.model.family}"
-    if settings.model.family != "bert" and settings.model.head not in ("pretrain", "embed"):
-        return f"model.family {settings.model.family} has no kernels for model.head {settings.model.head} yet"
-    if device.type == "cpu" and settings.model.intermediate_size % 16:
-        return f"model.intermediate_size {settings.model.intermediate_size} is not a multiple of 16"
-    if device.type == "cuda" and settings.batch.token_budget > MOST_TOKENS:
-        return f"batch.token_budget {settings.batch.token_budget:,} is more than the {MOST_TOKENS:,} of one launch"
-    if head_size not in (16, 32, 64, 128):
-        return f"heads of {head_size} are not 16, 32, 64 or 128 wide"
-    if precision == "fp8":
-        # FP8 products need multiples of 16 in every dimension; the smallest bin is a quarter of the budget.
-        sizes = {
-            "batch.token_budget": (settings.batch.token_budget, 16 * SHAPES),
-            "model.intermediate_size": (settings.model.intermediate_size, 16),
-        }
-        for name, (size, factor) in sizes.items():
-            if size % factor:
-                return f"{name} {size} is not a multiple of {factor}"
-    return ""
+    """The setting that the kernels cannot compute on this device; empty if they can compute all."""
+    model, on_cpu = settings.model, device.type == "cpu"
+    if model.family != "bert" and on_cpu and not backend.INTERPRETED:
+        return f"the kernels for CPUs have no model.family {model.family}"
+    if on_cpu and model.intermediate_size % 16:
+        return f"model.intermediate_size {model.intermediate_size} is not a multiple of 16"
+    return kernel_limits.why_unfit(settings, on_gpu=not on_cpu)
 
 
 def choose(settings: Settings, device: torch.device, model: EncoderModel | None = None) -> tuple[EngineName, str]:

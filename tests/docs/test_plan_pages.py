@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import re
 import shlex
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -41,3 +43,12 @@ def test_the_predicted_times_of_a_page_are_those_of_its_commands(page: Path) -> 
             re.split(r"\s{2,}", line.strip()) for line in command_line(*shlex.split(command)[1:]).out.splitlines()[-2:]
         )
         assert row[heads.index("time")] in text, command
+
+
+def test_the_tables_of_bertrains_own_predictions_are_the_scripts() -> None:
+    script = DOCS.parent / "benchmarks" / "plan.py"
+    printed = subprocess.run([sys.executable, script, "--tables"], capture_output=True, text=True, check=True).stdout
+    text = (DOCS / "how-to-plan.md").read_text(encoding="utf-8")
+    for table in printed.split("\n\n"):
+        assert len(table.strip().splitlines()) in (2 + 4, 4), "four sizes"
+        assert table.strip() in text

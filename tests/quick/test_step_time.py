@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import statistics
 from dataclasses import replace
 from pathlib import Path
 
@@ -26,12 +27,16 @@ from bertrain.planning.plan import (
     lengths_of,
     make_plan,
     predict_run,
+    table_text,
 )
 from bertrain.planning.step_time import (
+    HOST_S,
+    LAUNCHES,
     Cluster,
     Design,
     calibrated,
     compute_seconds,
+    count_launches,
     exchange_seconds,
     step_time,
 )
@@ -203,11 +208,23 @@ def test_the_last_layer_is_computed_whole_without_our_kernels() -> None:
 # --- convergence points -------------------------------------------------------------------------------
 
 
-def test_convergence_points_are_those_of_the_reference() -> None:
-    assert convergence.samples_to_target(448) == 2_414_421
+def test_convergence_points_lie_on_straight_lines() -> None:
+    assert convergence.samples_to_target(448) == convergence.samples_to_target(256) == 2_414_421
     assert convergence.samples_to_target(16384) == 5_505_422
-    middle = (448 * 1536) ** 0.5  # in the middle of two, by logarithm
-    assert convergence.samples_to_target(middle) == pytest.approx((2_414_421 + 2_776_278) / 2)
+    assert convergence.samples_to_target((448 + 4608) / 2) == pytest.approx((2_414_421 + 2_798_080) / 2)
+
+
+@pytest.mark.parametrize("ruleset", ["4.1.0", "5.0.0", "5.1.0"])
+def test_mlperfs_own_checker_expects_as_many_samples(ruleset: str) -> None:
+    checker = pytest.importorskip("mlperf_logging.rcp_checker.rcp_checker").RCP_Checker(
+        "training", ruleset, "bert", False
+    )
+    theirs = {point["BS"]: round(point["RCP Mean"]) for point in checker.pruned_rcp_data.values()}
+    assert theirs == convergence.POINTS
+    for batch in (768, 1536, 3072, 5000, 8192, 13888):
+        near = (find(batch, "pruned_rcps") for find in (checker._find_top_min_rcp, checker._find_bottom_max_rcp))
+        _, expected = checker._create_interp_rcp(batch, *near)
+        assert convergence.samples_to_target(batch) == pytest.approx(expected["RCP Mean"])
 
 
 @pytest.mark.parametrize("batch", [255, 16385])
@@ -267,6 +284,8 @@ def test_networks_by_name_and_by_file(tmp_path: Path) -> None:
     for wrong, code in {
         "inside_gb_per_s = 300\n": "bad-network-file",
         whole.replace("300", "nan"): "bad-network-file",
+        whole.replace("300", "inf"): "bad-network-file",
+        whole.replace("300", "0"): "bad-network-file",
         whole.replace("300", "-300"): "bad-network-file",
         whole + "more = 1\n": "bad-network-file",
         f"inside_gb_per_s = {'[' * 100_000}": "invalid-toml",
@@ -288,6 +307,18 @@ def test_a_plan_adds_up() -> None:
     assert plan.price == pytest.approx(3 * plan.gpu_hours)
     assert plan.steps * plan.step.seconds < plan.seconds < 1.1 * plan.steps * plan.step.seconds
     assert plan.steps == pytest.approx(convergence.samples_to_target(768) / plan.sequences_per_step, abs=1)
+
+
+def test_the_table_has_the_time_of_the_whole_run() -> None:
+    plans = [make_plan(wish(target=0.72), count) for count in (1, 8)]
+    heads, *rows = (line.split() for line in table_text(plans).replace(" s", "s").replace(" min", "min").splitlines())
+    assert "host" not in heads, "graphs launch the kernels"
+    assert "imbalance" not in heads, "all ranks have as much to do"
+    for plan, row in zip(plans, rows, strict=True):
+        cells = dict(zip(heads, row, strict=True))
+        assert (cells["start-up"], cells["evaluation"]) == ("0.6s", f"{plan.evaluation_s:.1f}s")
+        whole = plan.start_up_s + plan.evaluation_s + plan.steps * plan.step.seconds
+        assert plan.seconds == pytest.approx(whole, rel=0.001)
 
 
 def test_backwards_questions() -> None:
@@ -348,7 +379,7 @@ def test_runs_that_plans_do_not_cover_have_no_prediction() -> None:
     assert predict_run(resolve("contest-mnli-1x1"), lengths, find_gpu("v100"), 1, 1) is None
 
 
-@pytest.mark.parametrize(("precision", "tolerance"), [("fp16", 0.05), ("fp32", 0.05), ("tf32", 0.2)])
+@pytest.mark.parametrize(("precision", "tolerance"), [("bf16", 0.05), ("fp16", 0.05), ("fp32", 0.05), ("tf32", 0.2)])
 def test_steps_without_our_kernels_take_as_long_as_measured(precision: str, tolerance: float) -> None:
     """BERT-Base with the compiled engine on an H200, 32,768 tokens of full rows."""
     raw = json.loads((ROOT / "benchmarks" / "results" / "gpu_portable.json").read_text())["results"]
@@ -360,5 +391,47 @@ def test_steps_without_our_kernels_take_as_long_as_measured(precision: str, tole
         settings = resolve("bert-base-phase2", [(name, str(value)) for name, value in sizes.items()])
         settings = replace(settings, model=replace(settings.model, vocab_size=30522))
         load = full_bins(settings, 32768, 1, np.array([length]))
-        predicted = step_time(settings, [load], cluster(1), Design.of(settings), jitter=0).seconds
+        predicted = step_time(settings, [load], cluster(1), Design.of(settings, "compiled"), jitter=0).seconds
         assert 1e3 * predicted == pytest.approx(row["bertrain"]["ms_per_step"], rel=tolerance)
+
+
+def test_a_run_is_planned_with_the_engine_that_computes_it() -> None:
+    """Our kernels have heads of 32, which cost as much as those of 64; others go through torch.compile."""
+    designs, steps = {}, {}
+    for size in (32, 48, 64, 96):
+        settings = resolve("bert-base", [("model.num_heads", str(768 // size)), ("train.precision", "bf16")])
+        settings = replace(settings, model=replace(settings.model, vocab_size=30522))
+        load, designs[size] = full_bins(settings, 32768, 1, np.array([128])), Design.of(settings)
+        steps[size] = step_time(settings, [load], cluster(1), designs[size], jitter=0)
+        assert (designs[size].is_fused, designs[size].host_s > 0) == ((size in (32, 64)), size not in (32, 64))
+    assert steps[32].attention > 1.3 * steps[64].attention
+    assert steps[32].products == steps[64].products < steps[96].products
+    odd = resolve("mlperf-nvidia-1x8x48-packed", [("batch.token_budget", "24584")])
+    assert predict_run(odd, lengths_of(HISTOGRAM, 512), find_gpu("h200"), 8, 8) is None, "FP8 needs multiples of 64"
+
+
+def test_launches_without_graphs_take_as_long_as_measured() -> None:
+    """Transformers' Trainer with a 6-layer model on an H200, all layers trained."""
+    raw = json.loads((ROOT / "benchmarks" / "results" / "gpu_finetune.json").read_text())["summary"]
+    settings = resolve("bert-base", [("model.num_layers", "6"), ("train.precision", "fp32")])
+    kernels = count_launches(settings) + LAUNCHES[2]
+    for how, name in (("eager", "trainer"), ("compiled", "trainer, compiled")):
+        steps = [row[name]["ms_per_step"] for row in raw if not row[name]["settings"]["frozen_layers"]]
+        assert 1e-3 * statistics.median(steps) / kernels == pytest.approx(HOST_S[how], rel=0.01)
+
+
+def test_a_rank_without_graphs_waits_for_its_host() -> None:
+    """Small bins take as long as their launches, large ones as long as their computation."""
+    design = Design(host_s=HOST_S["eager"])
+    small, large = (
+        step_time(SETTINGS, [full_bins(SETTINGS, tokens, 1, np.array([512]))], cluster(1), design, jitter=0)
+        for tokens in (512, 512 * 200)
+    )
+    launched = (24 * LAUNCHES[0] + LAUNCHES[1]) * HOST_S["eager"]
+    assert small.seconds == pytest.approx(launched + small.optimizer)
+    assert large.host == 0 < small.host
+    graphs = replace(design, host_s=0.0)
+    load = full_bins(SETTINGS, 512, 1, np.array([512]))
+    assert step_time(SETTINGS, [load], cluster(1), graphs, jitter=0).host == 0
+    evaluated = [evaluation_seconds(SETTINGS, cluster(1024), one, 10_000) for one in (graphs, design)]
+    assert evaluated[0] < evaluated[1] == pytest.approx(launched / 3)

@@ -11,9 +11,13 @@ from typing import Any
 import pytest
 
 from bertrain.base import formatting
+from bertrain.config.settings import Settings
+from bertrain.planning.devices import find_gpu
+from bertrain.planning.plan import AnyInts, Prediction, predict_run
 from bertrain.reports import compare
 from bertrain.reports.history import History, read
 from bertrain.reports.report import report
+from bertrain.training import announce
 from bertrain.training.start import pretrain
 from tests import helpers
 
@@ -109,6 +113,24 @@ def test_a_prediction_stands_beside_the_measured_step(folder: Path) -> None:
     assert note.endswith("measured +25.0%")
     assert "Predicted step" in report([folder / "alone"]).read_text()
     assert "Predicted step" not in predicted(measured, 2 * measured), "resumed on another machine"
+
+
+def test_a_run_on_a_gpu_records_its_prediction(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """All but the look at the device, on a CPU: predicted for an H200, recorded, and shown beside the measured step."""
+    h200, found = find_gpu("h200"), list[Prediction]()
+
+    def predict(settings: Settings, lengths: AnyInts, world: int, per_node: int) -> Prediction | None:
+        predicted = predict_run(settings, lengths, h200, world, per_node)
+        found.extend([predicted] if predicted else [])
+        return predicted
+
+    monkeypatch.setattr(announce, "predict_here", predict)
+    pretrain(helpers.tiny_settings(train__max_steps=2), folder / "data", folder / "predicted")
+    (start,) = json.loads((folder / "predicted" / "environment.json").read_text())
+    assert start["predicted_step_ms"] == pytest.approx(1e3 * found[0].step_s, abs=1e-3)
+    facts = {label: note for label, _, note in compare.known_facts(read(folder / "predicted", "predicted"))}
+    assert facts["Predicted step"].startswith("by `bertrain plan` at the start; measured ")
+    assert "Predicted step" in report([folder / "predicted"]).read_text()
 
 
 def test_environments_are_part_of_what_differs(folder: Path) -> None:
