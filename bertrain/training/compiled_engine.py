@@ -13,7 +13,7 @@ from __future__ import annotations
 import shutil
 import sys
 from dataclasses import fields
-from typing import Any, Literal
+from typing import Any, Literal, cast
 
 import torch
 from torch import Tensor
@@ -30,6 +30,7 @@ from bertrain.planning.memory_fit import is_out_of_memory
 from bertrain.training.plain_engine import PlainEngine
 from bertrain.training.precision import SIXTEEN_BITS
 
+Attention = Literal["flash", "efficient", "grouped"]
 MAX_FLASH_HEAD = 256
 NO_HOST_NUMBERS: dict[str, Any] = {
     "sequence_lengths": (), "dropout_seed": 0, "num_tokens": 0, "num_sequences": 0, "num_predictions": 0,
@@ -38,12 +39,14 @@ NO_HOST_NUMBERS: dict[str, Any] = {
 
 def why_not_compiled(settings: Settings, device: torch.device) -> str:
     """The reason why the compiled engine cannot run on this device; empty if it can."""
-    if device.type == "cpu" and settings.train.kernels != "compiled":
+    if device.type == "cpu" and settings.train.kernels == "auto":
         return "torch.compile takes minutes to start on a CPU"
     if not (shutil.which("gcc") or shutil.which("clang") or shutil.which("cc")):
         return "torch.compile needs a C compiler: put gcc or clang on the PATH"
     if is_nvidia(device) and torch.cuda.get_device_capability(device) < (7, 0):
         return "torch.compile needs compute capability 7.0 or newer"
+    if attention_kernel(settings, device) not in attention_kernels(settings, device):
+        return f"attention here is {' or '.join(attention_kernels(settings, device))}"
     return ""
 
 
@@ -51,13 +54,23 @@ def is_nvidia(device: torch.device) -> bool:
     return device.type == "cuda" and not torch.version.hip
 
 
-def attention_kernel(settings: Settings, device: torch.device) -> Literal["flash", "efficient", "grouped"]:
+def attention_kernels(settings: Settings, device: torch.device) -> list[Attention]:
+    """PyTorch's kinds of attention that can compute this model, the fastest first."""
     head_size = settings.model.head_size
+    found: list[Attention] = ["grouped"]
     if not is_nvidia(device) or head_size % 8 or head_size > MAX_FLASH_HEAD:
-        return "grouped"
+        return found
+    if not any(settings.model.windows):
+        found.insert(0, "efficient")
     if torch.cuda.get_device_capability(device) >= (8, 0) and settings.train.precision in SIXTEEN_BITS:
-        return "flash"
-    return "efficient" if not any(settings.model.windows) else "grouped"
+        found.insert(0, "flash")
+    return found
+
+
+def attention_kernel(settings: Settings, device: torch.device) -> Attention:
+    """The one that `train.kernels` names, or the fastest."""
+    asked = settings.train.kernels.partition("-")[2]
+    return cast(Attention, asked) if asked else attention_kernels(settings, device)[0]
 
 
 def use_varlen_attention(model: EncoderModel, settings: Settings, device: torch.device) -> None:
