@@ -39,6 +39,8 @@ NO_HOST_NUMBERS: dict[str, Any] = {
 
 def why_not_compiled(settings: Settings, device: torch.device) -> str:
     """The reason why the compiled engine cannot run on this device; empty if it can."""
+    # Without AMX, compiled fp32 steps took as much processor time as plain ones or more (two AVX-512 cores, bins of
+    # 1,000 to 2,000 tokens, steps in turns): 1.05 times for BERT-Mini, 1.07 and 1.10 for BERT-Base in two steps.
     if device.type == "cpu" and settings.train.kernels == "auto":
         return "torch.compile takes minutes to start on a CPU"
     if not (shutil.which("gcc") or shutil.which("clang") or shutil.which("cc")):
