@@ -91,7 +91,8 @@ soak: install
 	nice $(BIN)/python -m tests.soak --hours $(HOURS) --output benchmarks/results/soak.json
 
 MATRIX := benchmarks/results/kernel_matrix.json
-# A quarter of an hour on two cores for each version of Triton. Commit its result with a change of kernels.
+# A quarter of an hour on two cores for each version of Triton, less if few kernels have changed. Commit its result with
+# a change of kernels.
 kernel-matrix: install
 	$(BIN)/python benchmarks/kernel_matrix.py --output $(MATRIX)
 	@$(BIN)/pip --disable-pip-version-check install -q --no-deps --upgrade --target $(VENV)/oldest-triton "triton==3.6.0"

@@ -4,11 +4,13 @@
 
 A training step of the fused engine runs on tensors without memory (PyTorch's meta device), for models that cover head
 sizes, widths, precisions and dropout. Each launch is compiled for the target instead of being launched, so the matrix
-holds exactly the kernels, types and constants that a run would use. Each compilation's shared memory, registers and
-stack are checked against the chip. The compiler can end its process by a fatal error: so a child process compiles, and
-the parent starts it again behind the kernel that ended it.
+holds exactly the kernels, types and constants that a run would use. Each compilation's shared memory is checked against
+the chip, and its stack against a limit: what does not fit into registers goes there, so registers are never exceeded.
+The compiler can end its process by a fatal error: so a child process compiles, and the parent starts it again behind
+the kernel that ended it.
 
-The result is merged by Triton version into the JSON, with a hash of the kernels' sources: a test refuses a stale file.
+The result is merged by Triton version and capability into the JSON, with a hash of the kernels' sources: a test refuses
+a stale one. Kernels whose forms are in the JSON already, by a hash of sources and arguments, are not compiled again.
 """
 
 from __future__ import annotations
@@ -34,6 +36,10 @@ from torch import Tensor
 ROOT = Path(__file__).parents[1]
 MOST_SHARED = {80: 166_912, 86: 101_376, 89: 101_376, 90: 232_448, 100: 232_448, 103: 232_448, 120: 101_376}
 """Bytes of shared memory that one program may have, by compute capability."""
+MOST_STACK = 256
+"""Bytes of stack of one thread, where registers are spilled. On Hopper the worst form takes 96; the limit was set to
+find forms of 416 to 1,400 bytes on Ampere, Ada and RTX Blackwell."""
+Summary = dict[str, dict[str, Any]]  # by kernel
 FP8_FROM = 89  # the first capability with FP8 tensor cores
 PATIENCE_S = 6000  # for all kernels of one capability, on a busy machine
 
@@ -169,8 +175,11 @@ def usage(binary: bytes) -> dict[str, int]:
     return {"registers": int(found[1]), "stack": int(found[2])}
 
 
-def child(capability: int, name: str, done: set[str]) -> None:
-    """Compile what is not in `done`, of one case if it is named; prints a JSON line before and after each kernel."""
+def child(capability: int, name: str, done: set[str] | None) -> None:
+    """Compile what is not in `done`, of one case if it is named; prints a JSON line before and after each form.
+
+    Without `done`, it compiles nothing and prints only the lines before.
+    """
     from bertrain.kernels import backend
 
     backend.INTERPRETED = True  # launchers take tensors that are on no GPU
@@ -190,12 +199,15 @@ def child(capability: int, name: str, done: set[str]) -> None:
 
     def compile_only(kernel: JITFunction, *args: Any, grid: Any, warmup: bool, **kwargs: Any) -> None:
         _, specialization, _ = kernel.device_caches[0][4](*args, debug=False, **kwargs)
-        key = f"{kernel.__name__} {hashlib.sha256(repr((specialization, kwargs)).encode()).hexdigest()[:12]}"
-        if key in seen or key in done:
+        form = repr((kernel.cache_key, specialization, kwargs))  # the first: of the source and all it calls
+        key = f"{kernel.__name__} {hashlib.sha256(form.encode()).hexdigest()[:12]}"
+        if key in seen or key in (done or ()):
             return
         seen.add(key)
         constants = {name: value for name, value in kwargs.items() if isinstance(value, int | float | str)}
         print(json.dumps({"begin": key, "case": case.name, "precision": case.precision, **constants}), flush=True)
+        if done is None:
+            return
         compiled = run(kernel, *args, grid=grid, warmup=True, **kwargs)
         found = {"shared": compiled.metadata.shared, **usage(compiled.asm["cubin"])}
         print(json.dumps({"end": key, **found}), flush=True)
@@ -209,57 +221,66 @@ def child(capability: int, name: str, done: set[str]) -> None:
 # --- the parent ---------------------------------------------------------------------------------------------------
 
 
-def compile_all(capability: int, case: str = "") -> list[dict[str, Any]]:
-    """One record for each kernel: what it needs, or why it does not compile."""
+def run_child(capability: int, case: str, done: list[str] | None) -> subprocess.CompletedProcess[str]:
     path = os.pathsep.join([*filter(None, [os.environ.get("PYTHONPATH")]), str(ROOT)])
-    done: dict[str, dict[str, Any]] = {}
+    with tempfile.TemporaryDirectory() as cache:
+        command = [sys.executable, __file__, "--child", str(capability), "--case", case]
+        return subprocess.run(
+            command, input=json.dumps(done), capture_output=True, text=True, check=False,
+            env=os.environ | {"TRITON_CACHE_DIR": cache, "PYTHONPATH": path}, timeout=PATIENCE_S,
+        )  # fmt: skip
+
+
+def hashes_of(capability: int, case: str = "") -> tuple[dict[str, str], dict[str, str]]:
+    """The kernel of each form by the form's key, and a hash of each kernel's forms."""
+    listed = run_child(capability, case, None)
+    if listed.returncode:
+        raise RuntimeError(f"the step itself failed for {capability}:\n{listed.stderr[-3000:]}")
+    forms = sorted(json.loads(line)["begin"] for line in listed.stdout.splitlines())
+    digests: dict[str, Any] = {}
+    for form in forms:
+        digests.setdefault(form.split()[0], hashlib.sha256()).update(form.encode())
+    return {form: form.split()[0] for form in forms}, {name: h.hexdigest()[:16] for name, h in digests.items()}
+
+
+def compile_all(capability: int, known: Summary, case: str = "") -> Summary:
+    """For each kernel: how many forms of it there are, the most that one of them needs, and why some do not compile."""
+    forms, hashes = hashes_of(capability, case)
+    summary = {name: known[name] for name, digest in hashes.items() if known.get(name, {}).get("hash") == digest}
+    done = [form for form, name in forms.items() if name in summary]
+    for name in hashes.keys() - summary.keys():
+        summary[name] = {"hash": hashes[name], "forms": 0, "shared": 0, "registers": 0, "stack": 0, "errors": []}
     while True:
-        with tempfile.TemporaryDirectory() as cache:
-            command = [sys.executable, __file__, "--child", str(capability), "--case", case]
-            ended = subprocess.run(
-                command, input=json.dumps(list(done)), capture_output=True, text=True, check=False,
-                env=os.environ | {"TRITON_CACHE_DIR": cache, "PYTHONPATH": path}, timeout=PATIENCE_S,
-            )  # fmt: skip
-        begun = None
+        ended = run_child(capability, case, done)
+        begun: dict[str, Any] | None = None
         for line in ended.stdout.splitlines():
             record = json.loads(line)
             if "begin" in record:
-                begun = record.pop("begin")
-                done[begun] = {"kernel": begun.split()[0], **record}
-            else:
-                done[record.pop("end")] |= record
-                begun = None
+                begun = record
+                done.append(record["begin"])
+                summary[record["begin"].split()[0]]["forms"] += 1
+                continue
+            kernel, begun = summary[record["end"].split()[0]], None
+            for need in ("shared", "registers", "stack"):
+                kernel[need] = max(kernel[need], record[need])
         if ended.returncode == 0:
-            return list(done.values())
+            return {name: summary[name] for name in hashes}
         if begun is None:
             raise RuntimeError(f"the step itself failed for {capability}:\n{ended.stderr[-3000:]}")
         lines = [line for line in ended.stderr.splitlines() if re.search(r"[Ee]rror", line)]
-        done[begun]["error"] = (lines or ["ended without a word"])[-1][:300]
+        why = (lines or ["ended without a word"])[-1][:300]
+        summary[begun["begin"].split()[0]]["errors"].append(f"{begun['case']}, {begun['precision']}: {why}")
 
 
-def faults(records: list[dict[str, Any]], capability: int) -> list[str]:
-    """What cannot run on a chip of this capability."""
+def faults(summary: Summary, capability: int) -> list[str]:
+    """What cannot run on a chip of this capability, or would be slow there."""
     found = []
-    for record in records:
-        name = f"{record['kernel']} ({record['case']}, {record['precision']}) on {capability / 10}"
-        if "error" in record:
-            found.append(f"{name} does not compile: {record['error']}")
-        elif record["shared"] > MOST_SHARED[capability]:
-            found.append(f"{name} needs {record['shared']} bytes of shared memory of {MOST_SHARED[capability]}")
-        elif record["registers"] > 255:
-            found.append(f"{name} needs {record['registers']} registers of 255")
+    for name, kernel in summary.items():
+        found += [f"{name} does not compile for {capability / 10} ({error})" for error in kernel["errors"]]
+        for need, limit in (("shared", MOST_SHARED[capability]), ("stack", MOST_STACK)):
+            if kernel[need] > limit:
+                found.append(f"{name} on {capability / 10} needs {kernel[need]} bytes of {need}, more than {limit}")
     return found
-
-
-def summarize(records: list[dict[str, Any]]) -> dict[str, dict[str, int]]:
-    """For each kernel: how many forms of it there are, and the most that one of them needs."""
-    summary: dict[str, dict[str, int]] = {}
-    for record in records:
-        kernel = summary.setdefault(record["kernel"], {"forms": 0, "shared": 0, "registers": 0, "stack": 0})
-        kernel["forms"] += 1
-        for name in ("shared", "registers", "stack"):
-            kernel[name] = max(kernel[name], record.get(name, 0))
-    return summary
 
 
 def main() -> None:
@@ -270,30 +291,35 @@ def main() -> None:
     parser.add_argument("--child", type=int, help=argparse.SUPPRESS)
     given = parser.parse_args()
     if given.child:
-        child(given.child, given.case, set(json.load(sys.stdin)))
+        done = json.load(sys.stdin)
+        child(given.child, given.case, None if done is None else set(done))
         return
     import triton
 
-    known = json.loads(given.output.read_text()) if given.output and given.output.is_file() else {}
-    matrix = known["triton"] if known.get("sources") == source_hash() else {}
+    known = json.loads(given.output.read_text()) if given.output and given.output.is_file() else {"triton": {}}
+    matrix = known["triton"].setdefault(triton.__version__, {})
     wrong: list[str] = []
+
+    def compiled(capability: int) -> Summary:
+        return compile_all(capability, matrix.get(str(capability), {}).get("kernels", {}), given.case)
+
     with ThreadPoolExecutor(os.cpu_count()) as pool:
-        all_records = pool.map(lambda capability: compile_all(capability, given.case), given.capabilities)
-        for capability, records in zip(given.capabilities, all_records, strict=True):
-            failed, summary = faults(records, capability), summarize(records)
+        for capability, summary in zip(given.capabilities, pool.map(compiled, given.capabilities), strict=True):
+            failed, forms = faults(summary, capability), sum(kernel["forms"] for kernel in summary.values())
             wrong += failed
-            found = {"capability": capability, "forms": len(records), "failed": failed, "kernels": summary}
-            matrix.setdefault(triton.__version__, {})[str(capability)] = found
+            matrix[str(capability)] = {
+                "sources": source_hash(), "capability": capability, "forms": forms, "failed": failed, "kernels": summary
+            }  # fmt: skip
             shared, stack = (max(kernel[what] for kernel in summary.values()) for what in ("shared", "stack"))
             print(
-                f"capability {capability / 10}, Triton {triton.__version__}: {len(records)} forms of {len(summary)} "
+                f"capability {capability / 10}, Triton {triton.__version__}: {forms} forms of {len(summary)} "
                 f"kernels, {len(failed)} fail; at most {shared:,} of {MOST_SHARED[capability]:,} bytes of shared "
                 f"memory, {stack} bytes of stack",
                 flush=True,
             )
     print("\n".join(wrong))
     if given.output and not given.case:
-        given.output.write_text(json.dumps({"sources": source_hash(), "triton": matrix}, indent=1) + "\n")
+        given.output.write_text(json.dumps(known, indent=1) + "\n")
     sys.exit(bool(wrong))
 
 

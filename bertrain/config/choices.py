@@ -30,3 +30,5 @@ EmbeddingPrecision = Literal["auto", "fp32", "tf32", "bf32", "bf16", "fp16"]
 TRACKERS = ("tensorboard", "mlflow", "wandb")  # of log.trackers
 EngineName = Literal["fused", "compiled", "plain"]
 """The engines that compute a step (`training/engine.py`), fastest first."""
+Kernels = Literal["auto", EngineName, "compiled-flash", "compiled-efficient", "compiled-grouped"]
+"""Choices of `train.kernels`: an engine, the compiled one also with its attention."""

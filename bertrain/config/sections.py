@@ -14,8 +14,8 @@ from bertrain.config.choices import (
     MASK_PROBABILITY,
     PACKING,
     TRACKERS,
-    EngineName,
     Family,
+    Kernels,
     PolicyName,
     Pooling,
     StepPacking,
@@ -462,11 +462,12 @@ class TrainSettings:
         "activations that the backward pass recomputes to save memory. selective: the cheap ones (GELU, dropout, "
         "LayerNorm, attention probabilities); full: all but each layer's input. Gradients stay the same",
     )
-    kernels: Literal["auto", EngineName] = changeable(
+    kernels: Kernels = changeable(
         "auto",
         "the engine that computes a step. fused: bertrain's kernels (Triton on a GPU, AMX on a CPU); compiled: "
-        "torch.compile with PyTorch's attention, on any CUDA GPU; plain: PyTorch alone; auto: the first of these that "
-        "works",
+        "torch.compile with PyTorch's attention, on any CUDA GPU; compiled-flash, compiled-efficient and "
+        "compiled-grouped: with that attention instead of the fastest; plain: PyTorch alone; auto: the first of fused, "
+        "compiled and plain that works",
     )
     deterministic: bool = setting(
         False, "make a run that is killed and resumed bitwise equal to an uninterrupted one; slower"

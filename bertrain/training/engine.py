@@ -102,7 +102,7 @@ def why_unfit(settings: Settings, device: torch.device) -> str:
 
 def choose(settings: Settings, device: torch.device, model: EncoderModel | None = None) -> tuple[EngineName, str]:
     """The engine that computes `model` (by default, a new one of these settings), and the reason."""
-    precision, asked = settings.train.precision, settings.train.kernels
+    precision, asked = settings.train.precision, settings.train.kernels.partition("-")[0]
     check_precision(settings.train, device)
     usable, reason = kernels_serve(settings, device)
     model = model or uninitialized(settings.model)
@@ -124,7 +124,8 @@ def choose(settings: Settings, device: torch.device, model: EncoderModel | None 
             reason = why_not
     if asked not in ("auto", name):
         raise UserError(
-            "engine-not-possible", f"train.kernels {asked} is not possible here ({reason}); use --train.kernels auto"
+            "engine-not-possible",
+            f"train.kernels {settings.train.kernels} is not possible here ({reason}); use --train.kernels auto",
         )
     instructions = f"; {isa.describe(settings.train.isa, precision)}" if device.type == "cpu" else ""
     return name, f"{ENGINES[name]}, {precision} ({reason}){instructions}"
@@ -135,7 +136,7 @@ def kernels_serve(settings: Settings, device: torch.device) -> tuple[bool, str]:
     precision = settings.train.precision
     on_cpu = device.type == "cpu" and not backend.INTERPRETED
     formats = ("bf16",) if on_cpu else ("bf16", "fp8")
-    if settings.train.kernels in ("compiled", "plain"):
+    if settings.train.kernels not in ("auto", "fused"):
         return False, "asked for"
     if precision not in formats:
         return False, f"the kernels work in {' or '.join(formats)}, not in {precision}"

@@ -1,4 +1,4 @@
-"""ModernBERT on the kernels: each kernel against its twin, the whole model against modern.py, steps of training."""
+"""ModernBERT on the kernels: each kernel against its twin, and steps of training; test_fused.py has the whole model."""
 
 from __future__ import annotations
 
@@ -15,11 +15,10 @@ from bertrain.kernels.geglu import geglu_backward, geglu_forward, geglu_plain
 from bertrain.kernels.prenorm import add_layernorm_backward, add_layernorm_forward, layernorm_forward
 from bertrain.training.fused_engine import FusedEngine
 from bertrain.training.start import pretrain
-from tests import helpers, twins, whole_model
-from tests.gpu.test_fused import PRECISIONS, REASON, USABLE, Trainer, make_steps, needs_fp8
+from tests import helpers, twins
+from tests.gpu.test_fused import MODERN, PRECISIONS, REASON, USABLE, Trainer, make_steps, needs_fp8
 
 pytestmark = pytest.mark.skipif(not USABLE, reason=REASON)
-MODERN = {"model__family": "modern", "model__global_every": 2, "model__local_window": 64}
 BF16, E4M3, E5M2 = torch.bfloat16, torch.float8_e4m3fn, torch.float8_e5m2
 
 
@@ -125,90 +124,6 @@ def test_fp8_copies(p: float) -> None:
         both = transpose(rows, cast)
         assert torch.equal(both.rows.view(torch.uint8), both.columns.t().contiguous().view(torch.uint8))
         assert twins.error(both.rows.float() / cast.scale, full) <= 8e-2
-
-
-# One bin: sums and gradients
-
-
-def model_both_ways(*, fp8: bool = False, dropout: float = 0.0, **overrides: object) -> whole_model.BothWays:
-    """A bin of all lengths, junk and empty slots; windows shorter and longer than the sequences."""
-    settings = helpers.tiny_settings(
-        model__vocab_size=2000, model__hidden_size=256, model__num_heads=4, model__intermediate_size=384,
-        model__max_positions=520, data__max_seq_length=512, batch__token_budget=1024,
-        model__hidden_dropout=dropout, model__attention_dropout=dropout, model__pad_vocab_to=64,
-        task__name="glue/mnli" if "model__head" in overrides else "", **(MODERN | {"model__num_layers": 4} | overrides),
-    ).model  # fmt: skip
-    torch.manual_seed(3)
-    batch = whole_model.random_batch([300, 1, 512, 64, 5, 19, 2], 1024, 12, 250, 512, 2000)
-    if settings.head != "pretrain":
-        batch = whole_model.with_answers(batch, settings.head, settings.num_labels, settings.hidden_size)
-    return whole_model.BothWays(settings, batch, "cuda", fp8=fp8, matrix_scale=0.2)
-
-
-VARIANTS: list[dict[str, object]] = [{}, {"model__num_layers": 1}, {"model__head": "embed"}]
-
-
-@pytest.mark.parametrize("overrides", VARIANTS)
-def test_bf16_gradients_are_those_of_the_specification(overrides: dict[str, object]) -> None:
-    model = model_both_ways(**overrides)
-    sums, errors, once = model.run(), model.errors(), model.gradients()
-    print({name: f"{value:.1e}" for name, value in errors.items()})
-    assert model.sums_error(sums) <= 1e-2
-    assert model.output_error() <= 1.5e-2
-    assert model.total_error() <= 1.5e-2
-    assert max(errors.values()) <= 3e-2, max(errors, key=errors.__getitem__)
-    model.run(accumulate=True)
-    for name, gradient in model.gradients().items():
-        assert twins.error(gradient, 2 * once[name]) <= 1e-5, name
-
-
-@needs_fp8
-@pytest.mark.parametrize("overrides", VARIANTS)
-def test_fp8_gradients_are_near_those_of_the_specification(overrides: dict[str, object]) -> None:
-    model = model_both_ways(fp8=True, **overrides)
-    model.measure_scales()
-    sums, errors, once = model.run(), model.errors(), model.gradients()
-    print({name: f"{value:.1e}" for name, value in errors.items()})
-    assert model.sums_error(sums) <= 5e-2
-    assert model.total_error() <= 0.1
-    assert 1e-3 < max(errors.values()) <= 0.2, max(errors, key=errors.__getitem__)
-    model.run(accumulate=True)
-    for name, gradient in model.gradients().items():
-        assert twins.error(gradient, 2 * once[name]) <= 1e-5, name
-
-
-@pytest.mark.parametrize("precision", PRECISIONS)
-def test_dropout_follows_the_seed(precision: str) -> None:
-    model = model_both_ways(fp8=precision == "fp8", dropout=0.1)
-    if precision == "fp8":
-        model.measure_scales()
-    sums, gradients = zip(*((model.run(seed), model.gradients()) for seed in (7, 7, 8)), strict=True)
-    assert torch.equal(sums[0], sums[1])
-    assert not torch.equal(sums[0], sums[2])
-    for name, gradient in gradients[0].items():
-        assert torch.equal(gradient, gradients[1][name]), name
-        assert not torch.equal(gradient, gradients[2][name]), name
-
-
-@pytest.mark.parametrize("precision", PRECISIONS)
-def test_layers_computed_again_give_the_same_gradient_in_less_memory(precision: str) -> None:
-    model = model_both_ways(fp8=precision == "fp8", dropout=0.1)
-    if precision == "fp8":
-        model.measure_scales()
-    found, peaks = [], []
-    for what in ("none", "selective", "full"):
-        for layer in model.fused.layers:
-            layer.recompute = what
-        for gradient in model.gradients_in_place():
-            gradient.fill_(float("nan"))
-        torch.cuda.synchronize()
-        torch.cuda.reset_peak_memory_stats()
-        sums = model.run()
-        peaks.append(torch.cuda.max_memory_allocated())
-        found.append([tensor.cpu() for tensor in (sums, *model.gradients().values())])
-    for less in found[1:]:
-        assert all(map(torch.equal, found[0], less))
-    assert peaks[0] > peaks[1] > peaks[2], peaks
 
 
 # Steps of training

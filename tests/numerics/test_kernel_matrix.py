@@ -16,14 +16,25 @@ CAPABILITIES = {"80", "86", "89", "90", "100", "103", "120"}
 
 def test_the_matrix_is_of_these_kernels_and_has_no_failure(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.syspath_prepend(str(BENCHMARKS))
-    from kernel_matrix import source_hash
+    from kernel_matrix import faults, source_hash
 
     matrix = json.loads((BENCHMARKS / "results" / "kernel_matrix.json").read_text())
-    assert matrix["sources"] == source_hash(), "the kernels have changed: run make kernel-matrix"
     assert {version.rpartition(".")[0] for version in matrix["triton"]} == {"3.6", "3.7"}
     for version, capabilities in matrix["triton"].items():
         assert set(capabilities) == CAPABILITIES, version
-        assert not [failure for found in capabilities.values() for failure in found["failed"]], version
+        for capability, found in capabilities.items():
+            assert found["sources"] == source_hash(), "the kernels have changed: run make kernel-matrix"
+            assert not faults(found["kernels"], int(capability)), version
+
+
+def test_a_kernel_that_spills_is_a_fault(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(str(BENCHMARKS))
+    from kernel_matrix import MOST_STACK, faults
+
+    kernel = {"shared": 1024, "registers": 255, "stack": MOST_STACK, "errors": []}
+    assert not faults({"some_kernel": kernel}, 80)
+    (fault,) = faults({"some_kernel": kernel | {"stack": MOST_STACK + 8}}, 80)
+    assert "some_kernel on 8.0" in fault
 
 
 def test_a_sample_compiles_for_blackwell() -> None:

@@ -57,6 +57,24 @@ def test_across_ranks_with_dropout(data: Path, tmp_path: Path, family: str) -> N
         assert_same_training(tmp_path / str(world), tmp_path / "1")
 
 
+def test_the_compiled_engine_across_ranks_with_dropout(data: Path, tmp_path: Path) -> None:
+    """Really compiled, down to C++."""
+    common = {
+        "batch__token_budget": 520, "train__max_steps": 4, "train__seed": SEED, "model__num_layers": 1,
+        "train__kernels": "compiled",
+    }  # fmt: skip
+    without = {"model__hidden_dropout": 0, "model__attention_dropout": 0, "train__kernels": "plain"}
+    for name, world, given in (("1", 1, common), ("2", 2, common), ("without", 1, common | without)):
+        done = helpers.bertrain(
+            "pretrain", "bert-tiny", "--data", data, "--run", tmp_path / name, "--nproc", world,
+            *helpers.tiny_arguments(**given), timeout=900,
+        )  # fmt: skip
+        assert "torch.compile" not in done.stderr, "neither failed nor compiled again"
+    assert_same_training(tmp_path / "2", tmp_path / "1")
+    with_dropout, exact = helpers.losses(tmp_path / "1")[0], helpers.losses(tmp_path / "without")[0]
+    assert abs(with_dropout - exact) > TOLERANCE * exact
+
+
 @pytest.mark.parametrize("family", helpers.FAMILIES)
 def test_growing_steps_across_ranks(data: Path, tmp_path: Path, family: str) -> None:
     """A ramp in tokens, StableAdamW sharded over the ranks, and a decay of 1 - sqrt at the end."""

@@ -233,6 +233,8 @@ def test_a_fingerprint_ignores_comments_and_layout() -> None:
         ((9, 0), {"train__precision": "fp16"}, ("compiled", "flash attention")),
         ((9, 0), {"train__precision": "fp32"}, ("compiled", "efficient attention")),
         ((7, 5), {"train__precision": "fp16"}, ("compiled", "efficient attention")),
+        ((9, 0), {"train__kernels": "compiled-grouped"}, ("compiled", "grouped attention; asked for")),
+        ((9, 0), {"train__kernels": "compiled-efficient", "train__precision": "bf16"}, ("compiled", "efficient")),
         ((6, 1), {"train__precision": "fp32"}, ("plain", "")),
         ((9, 0), {"train__precision": "fp32", "train__kernels": "plain"}, ("plain", "asked for")),
         ((9, 0), {"train__precision": "fp32", "model__hidden_size": 24}, ("compiled", "grouped attention")),
@@ -269,4 +271,7 @@ def test_kernels_that_cannot_run_are_refused_when_they_are_asked_for() -> None:
 
 def test_a_cpu_compiles_only_if_it_is_asked_to() -> None:
     assert engine.choose(helpers.tiny_settings(), CPU)[0] == "plain"
-    assert engine.choose(helpers.tiny_settings(train__kernels="compiled"), CPU)[0] == "compiled"
+    for kernels in ("compiled", "compiled-grouped"):
+        assert engine.choose(helpers.tiny_settings(train__kernels=kernels), CPU)[0] == "compiled"
+    with helpers.refused("engine-not-possible", "train.kernels compiled-flash", "attention here is grouped"):
+        engine.choose(helpers.tiny_settings(train__kernels="compiled-flash"), CPU)

@@ -3,17 +3,26 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
+from functorch.compile import make_boxed_func
+from torch._dynamo.backends.common import aot_autograd
 
 from bertrain.base import isa
+from bertrain.data.feed.loader import Loader
+from bertrain.data.formats.shards import Shards
 from bertrain.kernels import cpu_library
 from bertrain.model import bert
 from bertrain.ranks.parallel import Ranks
+from bertrain.run.metrics import Stopwatch
 from bertrain.training import engine
+from bertrain.training.loop import train_step
 from bertrain.training.plain_engine import PlainEngine
 from bertrain.training.precision import choose_precision
 from bertrain.training.start import pretrain, resume
@@ -101,7 +110,60 @@ def test_compiled_with_attention_outside_the_graph_is_the_plain_engine(
         )  # fmt: skip
         pretrain(settings, data, tmp_path / kernels)
         losses[kernels] = helpers.losses(tmp_path / kernels)
-    assert "torch.compile failed" not in capsys.readouterr().err
+    said = capsys.readouterr().err
+    assert "torch.compile failed" not in said
+    assert "torch.compile has compiled" not in said
     assert losses["compiled"] == pytest.approx(losses["plain"], rel=1e-5)
     graphs = torch._dynamo.utils.counters["stats"]["unique_graphs"]
     assert 0 < graphs <= 4 * (settings.model.num_layers + 2), "compiled more than once for a shape"
+
+
+def failing(error: Exception, *, backward: bool) -> Callable[..., Any]:
+    """A backend of torch.compile whose graphs compile and fail when they are run."""
+
+    def fail(*_: object) -> None:
+        raise error
+
+    return aot_autograd(
+        fw_compiler=lambda graph, _: graph if backward else make_boxed_func(fail),
+        bw_compiler=lambda *_: make_boxed_func(fail),
+    )
+
+
+@pytest.mark.parametrize("backward", [False, True])
+def test_a_launch_that_fails_takes_the_run_to_the_plain_engine(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, backward: bool
+) -> None:
+    data, compiling = helpers.make_data(tmp_path), torch.compile
+    settings = helpers.tiny_settings(
+        train__kernels="compiled", train__max_steps=4, model__hidden_dropout=0, model__attention_dropout=0
+    )
+    pretrain(replace(settings, train=replace(settings.train, kernels="plain")), data, tmp_path / "plain")
+    backend = failing(RuntimeError("too many resources requested for launch\nand a page"), backward=backward)
+    monkeypatch.setattr(torch, "compile", partial(compiling, backend=backend))
+    pretrain(settings, data, tmp_path / "run")
+    said = capsys.readouterr().err
+    assert said.count("torch.compile failed") == 1
+    assert "too many resources" in said
+    assert "and a page" not in said
+    assert helpers.losses(tmp_path / "run") == pytest.approx(helpers.losses(tmp_path / "plain"), rel=1e-5)
+
+    full = failing(torch.OutOfMemoryError("CUDA out of memory"), backward=backward)
+    monkeypatch.setattr(torch, "compile", partial(compiling, backend=full))
+    with helpers.refused("out-of-memory", "CUDA out of memory"):
+        pretrain(settings, data, tmp_path / "full")
+
+
+def test_compilations_that_no_shape_explains_are_reported_once(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch, "compile", partial(torch.compile, backend="eager"))
+    settings = helpers.tiny_settings(train__kernels="compiled")
+    step = Loader(Shards.open(helpers.make_data(tmp_path)), settings).step(0, 0)
+    ranks = Ranks(0, 1, CPU)
+    state = TrainState.build(settings, ranks)
+    for number in range(4):
+        if number > 1:
+            torch._dynamo.reset()  # forgets what is compiled
+        train_step(state, step, settings, ranks, Stopwatch(CPU))
+        assert ("torch.compile has compiled" in capsys.readouterr().err) == (number == 2)
