@@ -118,7 +118,7 @@ def test_killed_at_a_rename_and_begun_again(arguments: dict[str, object], tmp_pa
     assert not (tmp_path / "data").exists()
     finished = len(units(tmp_path))
     seen: list[int] = []
-    prepare(**arguments, progress=lambda done, total: seen.append(done))  # type: ignore[arg-type]
+    prepare(**arguments, workers=2, progress=lambda done, total: seen.append(done))  # type: ignore[arg-type]
     assert seen[0] == finished, "what was finished is not done again"
     assert finished or fatal == 2
     assert content(tmp_path / "data") == expected

@@ -21,7 +21,7 @@ def make_units(
     """Make the units of these numbers; yields each number when its unit is finished."""
     if engine == "dask":
         yield from _on_dask(work_folder, numbers, scheduler)
-    elif workers == 1 or len(numbers) == 1:
+    elif workers == 1 or len(numbers) <= 1:  # none: killed after the last one
         for number in numbers:
             yield make_unit(work_folder, number)
     else:
