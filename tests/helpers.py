@@ -206,11 +206,12 @@ def unwrapped(text: str) -> str:
     return "\n".join(said)
 
 
-def losses(run: Path) -> list[float]:
-    """The loss of each step, which must stand there once and in order."""
+def losses(run: Path, first: int | None = 1) -> list[float]:
+    """The loss of each step, which must stand there once and in order, from step `first` on (None: any)."""
     records = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
     steps = [record for record in records if record["kind"] == "step"]
-    assert [record["step"] for record in steps] == list(range(1, len(steps) + 1))
+    begin = steps[0]["step"] if first is None else first
+    assert [record["step"] for record in steps] == list(range(begin, begin + len(steps)))
     return [record["loss"] for record in steps]
 
 

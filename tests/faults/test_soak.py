@@ -47,8 +47,6 @@ NOT_KILLED = {
     *("data download", "data mlperf"),  # need servers; tests/faults/test_download.py stops a download
     *("launch cancel", "launch logs", "launch mpi", "launch pbs", "launch preflight", "launch slurm", "launch ssh"),
     *("launch status", "serve"),  # write nothing
-    *("mlperf run", "sweep", "resume", "anneal"),  # train as `pretrain` does; the first two have tests of their own
-    "profile run",  # not yet
 }
 """The launchers of clusters are tried in tests/services."""
 

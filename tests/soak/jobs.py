@@ -17,7 +17,8 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from tests import helpers, miniature_tasks
+from bertrain.mlperf.log import read_log
+from tests import helpers, miniature, miniature_tasks
 from tests.faults.test_orphans import MARK, marked
 from tests.launched import PATIENCE_S, Launched, as_job
 
@@ -63,6 +64,8 @@ class Scene:
         def fill() -> None:
             miniature_tasks.make_miniature(place)
             helpers.write_corpus(place / "corpus.txt", documents=400)
+            (place / "mlperf").mkdir()
+            miniature.make_miniature(place / "mlperf")
 
         in_child(fill, self.folder / "inputs.log")
         return place
@@ -194,12 +197,13 @@ def result_of_run(folder: Path) -> dict[str, str]:
     names = [path.relative_to(folder) for path in folder.rglob("*")]
     found = {str(name): "there" for name in names if not (PASSING | older) & set(name.parts)}
     tensors = {path.name: digest(path) for path in newest.glob("*.safetensors")}
-    return found | tensors | {"losses": hashlib.sha256(repr(helpers.losses(folder)).encode()).hexdigest()[:16]}
+    losses = repr(helpers.losses(folder, first=None))  # an annealed run begins later
+    return found | tensors | {"losses": hashlib.sha256(losses.encode()).hexdigest()[:16]}
 
 
-def _pretrain(scene: Scene, place: Path, ranks: int) -> list[object]:
+def _pretrain(scene: Scene, place: Path, ranks: int = 1, **settings: object) -> list[object]:
     ends = ["--data", scene.inputs / "data", "--run", place / "run", "--nproc", ranks]
-    return ["pretrain", "bert-tiny", *ends, *helpers.tiny_arguments(**SETTINGS)]
+    return ["pretrain", "bert-tiny", *ends, *helpers.tiny_arguments(**SETTINGS, **settings)]
 
 
 def _prepare(scene: Scene, place: Path) -> list[object]:
@@ -233,6 +237,47 @@ def _launch(scene: Scene, place: Path) -> list[object]:
     return as_job("local", *options, data=scene.inputs / "data", run=place / "run", **SETTINGS)
 
 
+def _resume(scene: Scene, place: Path) -> list[object]:
+    """A run that has lost its newest checkpoint, and goes on from the one before."""
+    run = place / "run"
+    if not run.exists():
+        shutil.copytree(scene.place_of("pretrain on 1") / "run", run)
+        shutil.rmtree(max((run / "checkpoints").glob("step-*")))
+    return ["resume", run]
+
+
+def _anneal(scene: Scene, place: Path) -> list[object]:
+    whole = scene.place_of("pretrain on constant rate") / "run"
+    return ["anneal", whole, "--checkpoint", STEPS - 5, "--run", place / "run", "--steps", 20]
+
+
+def _sweep(scene: Scene, place: Path) -> list[object]:
+    ends = ["--data", scene.inputs / "data", "--out", place / "out", "--at-once", 2]
+    grid = ["--grid", "optimizer.learning_rate=1e-3,2e-3"]
+    return ["sweep", "bert-tiny", *ends, *grid, *helpers.tiny_arguments(**SETTINGS)]
+
+
+def _result_of_sweep(place: Path) -> dict[str, str]:
+    runs = [path.parent for path in (place / "out").glob("*/checkpoints")]
+    return {f"{run.name}/{name}": value for run in runs for name, value in result_of_run(run).items()}
+
+
+def _mlperf_run(scene: Scene, place: Path) -> list[object]:
+    inputs = scene.inputs / "mlperf"
+    ends = ["--data", inputs / "train", "--out", place / "out", "--nexp", 2]
+    return ["mlperf", "run", "bert-tiny", *ends, *miniature.miniature_arguments(inputs)]
+
+
+def _result_of_experiments(place: Path) -> dict[str, str]:
+    """Each has a seed of its own, so only how they ended is compared."""
+    return {path.name: read_log(path).status for path in sorted((place / "out").glob("result_*.txt"))}
+
+
+def _profile(_scene: Scene, place: Path) -> list[object]:
+    small = ["--steps", 20, "--warm-up-steps", 3, "--recorded-steps", 1]
+    return ["profile", "run", "bert-tiny", "--out", place / "out", *small, *helpers.tiny_arguments()]
+
+
 def _predict(scene: Scene, place: Path) -> list[object]:
     run = scene.place_of("finetune") / "run"
     return ["predict", run, "--data", scene.inputs / "table", "--out", place / "out"]
@@ -244,7 +289,7 @@ def _out(place: Path) -> dict[str, str]:
 
 
 def _names_of_out(place: Path) -> dict[str, str]:
-    """Which files there are: plots have random names inside."""
+    """Which files there are: plots have random names inside, profiles times."""
     return dict.fromkeys(_out(place), "there")
 
 
@@ -265,10 +310,16 @@ def _run_in(place: Path) -> dict[str, str]:
 JOBS = {
     **{f"pretrain on {ranks}": Job(lambda scene, place, ranks=ranks: _pretrain(scene, place, ranks), _run_in, ranks)
        for ranks in (1, 2, 3)},
+    "pretrain on constant rate": Job(lambda scene, place: _pretrain(scene, place, schedule__decay="constant"), _run_in),
     "data prepare": Job(_prepare, lambda place: files_of(place / "data")),
     "finetune": Job(_finetune, _run_in),
     "train": Job(_train, _result_of_train),
     "launch local": Job(_launch, _run_in, 2),
+    "resume": Job(_resume, _run_in),
+    "anneal": Job(_anneal, _run_in),
+    "sweep": Job(_sweep, _result_of_sweep),
+    "mlperf run": Job(_mlperf_run, _result_of_experiments),
+    "profile run": Job(_profile, _names_of_out),
     "predict": Job(_predict, _out),
     "data extract": _files("data", "extract", "@corpus.txt"),
     "data vocab": _files("data", "vocab", TESTS / "golden" / "sample.txt", "--size", 100, out="out.txt"),
