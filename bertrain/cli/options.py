@@ -42,6 +42,7 @@ ENCODING = (
 )
 AsJson = Annotated[bool, Option("--json", help="print JSON")]
 RunFolder = Annotated[Path, Argument(metavar="RUN", help="a run folder")]
+RunOrTransformers = Annotated[Path, Argument(metavar="RUN", help="a run folder, or weights in Transformers' format")]
 RunOrFineTuned = Annotated[
     Path, Argument(metavar="RUN", help="a run folder, or fine-tuned weights in Transformers' format")
 ]

@@ -174,7 +174,7 @@ def anneal(
 @app.command("evaluate", context_settings=options.OVERRIDES)
 @options.takes_settings(options.TASK_OPTIONS)
 def evaluate(
-    run: options.RunOrFineTuned,
+    run: options.RunOrTransformers,
     overrides: options.Overrides,
     data: Annotated[
         Path | None,
@@ -187,7 +187,7 @@ def evaluate(
     nproc: options.RankCount = 1,
     as_json: options.AsJson = False,
 ) -> None:
-    """Print loss and accuracy of a run on held-out data, or the metrics of a fine-tuned run's task.
+    """Print loss and accuracy of a model on held-out data, or the metrics of a fine-tuned model's task.
 
     For a fine-tuned run, --section.field VALUE changes the names of columns, and settings that `bertrain settings`
     marks with *.

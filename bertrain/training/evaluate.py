@@ -19,7 +19,7 @@ from bertrain.base.formatting import duration
 from bertrain.base.machine import is_first_rank
 from bertrain.config.choices import MASK_PROBABILITY
 from bertrain.config.settings import Settings
-from bertrain.data.feed.loader import Loader
+from bertrain.data.feed.loader import Loader, has_pairs
 from bertrain.data.formats.source import DataSource, open_data
 from bertrain.model.batch import Batch
 from bertrain.model.encoder import Outputs
@@ -27,7 +27,7 @@ from bertrain.model.heads import pretraining_sums
 from bertrain.model.sums import packed_sums
 from bertrain.ranks import parallel
 from bertrain.ranks.signals import NEVER, StopSignal
-from bertrain.run.folder import Run, refuse_other_vocabulary
+from bertrain.run.folder import refuse_other_vocabulary
 from bertrain.run.metrics import averages
 from bertrain.training.engine import Predictor, predictor
 from bertrain.training.precision import set_precision
@@ -47,31 +47,40 @@ def evaluate(
 ) -> dict[str, float]:
     """Loss and accuracy of a run on a prepared folder, or of a fine-tuned one on its task; and the checkpoint's step.
 
-    Without `data`, a run is evaluated on the held-out data of its training. `which` is the `newest` whole checkpoint,
-    the `best` one, or the number of a step.
+    `run` may also be weights in Transformers' format. Without `data`, a run is evaluated on the held-out data of its
+    training. `which` is the `newest` whole checkpoint, the `best` one, or the number of a step.
 
     Example: bertrain.evaluate("runs/tiny", "data")["mlm_accuracy"]
     """
-    opened = Run.open(run)
-    if opened.settings.task.name:
+    from bertrain.training.finetuned import settings_of
+
+    settings = settings_of(run)
+    if settings.task.name:
         from bertrain.training.predict import evaluate_task
 
         return evaluate_task(run, data, which=which, device=device)
-    settings = replace(opened.settings, train=replace(opened.settings.train, device=device))
+    settings = replace(settings, train=replace(settings.train, device=device))
     if data is None:
         data = settings.evaluate.data
         if not data:
             raise UserError("missing-option", "--data is missing; give the prepared folder to evaluate on")
         if is_first_rank():
             remark(f"evaluating on {data}, the run's evaluate.data; --data names another folder")
-    held_out = open_data(data, vocab=opened.vocabulary(), verify=settings.data.verify, quiet=not is_first_rank())
-    refuse_other_vocabulary(held_out, opened.vocabulary_hash)
     weights = read_weights(run, which)
+    if weights.vocabulary is None:
+        cure = "put its vocab.txt or tokenizer.json there"
+        raise UserError("missing-vocabulary", f"{run} has no tokenizer; {cure}")
+    held_out = open_data(data, vocab=weights.vocabulary, verify=settings.data.verify, quiet=not is_first_rank())
+    refuse_other_vocabulary(held_out, weights.vocabulary.hash)
+    if settings.model.nsp and not has_pairs(held_out):
+        settings = replace(settings, model=replace(settings.model, nsp=False))
+        if is_first_rank():
+            remark(f"{data} has no pairs, so next-sentence prediction is not evaluated")
     with load_predictor(weights, settings) as (predict, ranks):
         evaluator = HeldOutEvaluator(held_out, settings, ranks, max_examples)
         with reporting(predict, evaluator.num_examples // ranks.world) as reported:
             result = evaluator.evaluate(reported, ranks)
-    return {"step": float(weights.global_step or 0)} | result
+    return ({} if weights.global_step is None else {"step": float(weights.global_step)}) | result
 
 
 @contextmanager
@@ -167,7 +176,8 @@ class HeldOutEvaluator:
             ranks.heartbeat.move()
             outputs = predict(batch)
             assert outputs.mlm_logits is not None
-            sums += pretraining_sums(outputs.mlm_logits, outputs.nsp_logits, batch).pack()
+            nsp_logits = outputs.nsp_logits if self._model.nsp else None  # its head may be there all the same
+            sums += pretraining_sums(outputs.mlm_logits, nsp_logits, batch).pack()
             counts += torch.tensor([batch.num_predictions, batch.num_sequences], device=ranks.device)
             is_hidden = (batch.input_ids[batch.mlm_positions] == self._mask_id) & (batch.mlm_labels >= 0)
             is_right = outputs.mlm_logits.argmax(-1) == batch.mlm_labels

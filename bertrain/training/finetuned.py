@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from bertrain.base.errors import UserError
+from bertrain.config.choices import MASK_PROBABILITY
 from bertrain.config.resolve import override
-from bertrain.config.settings import BatchSettings, Settings, TaskSettings
+from bertrain.config.settings import BatchSettings, DataSettings, Settings, TaskSettings, TrainSettings
 from bertrain.data.text.vocabulary import Vocabulary
 from bertrain.run.folder import Run
 from bertrain.tasks.tag.schemes import recognize
+from bertrain.training.task_evaluator import TOKENS_AT_ONCE
 from bertrain.weights.companions import FINETUNED_AS, is_transformers_folder
 from bertrain.weights.hub import locate
 from bertrain.weights.source import NEWEST, open_source, read_weights
@@ -54,8 +57,20 @@ def is_weights(source: str | Path) -> bool:
 
 
 def settings_of(source: str | Path) -> Settings:
-    """The settings of a run, or those by which fine-tuned weights predict."""
-    return _settings_of(open_source(source), source) if is_weights(source) else Run.open(source).settings
+    """The settings of a run, or those by which weights predict."""
+    if not is_weights(source):
+        return Run.open(source).settings
+    weights = open_source(source)
+    model = weights.settings
+    if model is None or model.head != "pretrain":
+        return _settings_of(weights, source)
+    longest = model.max_positions
+    return Settings(
+        model=model,
+        data=DataSettings(max_seq_length=longest, max_predictions=math.ceil(MASK_PROBABILITY * longest)),
+        batch=BatchSettings(sequences=1, token_budget=max(TOKENS_AT_ONCE["cpu"], longest)),
+        train=TrainSettings(precision="fp32"),
+    )
 
 
 def _settings_of(weights: Weights | OpenedWeights, source: str | Path) -> Settings:

@@ -11,8 +11,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from torch.nn.functional import cross_entropy
 
 import bertrain
+from bertrain.data.feed.loader import Loader
+from bertrain.data.formats.source import open_data
+from bertrain.data.prepare.prepare import prepare
+from bertrain.training.finetuned import settings_of
 from tests import helpers
 from tests.served import started
 
@@ -41,6 +46,38 @@ def test_it_knows_english() -> None:
     assert sum(right) / len(right) > 0.3
     ((guesses,),) = bertrain.fill_mask(MODEL, "he died in the war in [MASK] .", top=20)
     assert any(guess.word.isdecimal() and len(guess.word) == 4 for guess in guesses), "a year"
+
+
+def test_it_is_evaluated_as_transformers_would(tmp_path: Path) -> None:
+    """With masks that the data has; and masked words alone where there are no pairs."""
+    transformers = pytest.importorskip("transformers")
+    text = [ROOT / "demo" / "held-out.txt"]
+    prepare(text, tmp_path / "pairs", max_seq_length=128, reference=True, max_predictions=20, masked_lm_prob=0.15)
+    result = bertrain.evaluate(MODEL, tmp_path / "pairs", max_examples=40)
+    assert "step" not in result
+    settings = settings_of(MODEL)
+    loader = Loader(open_data(tmp_path / "pairs"), settings, rank=0, world=1, pin_memory=False)
+    model = transformers.BertForPreTraining.from_pretrained(MODEL, dtype=torch.float32).eval()
+    words, order = [], []
+    for batch in loader.evaluation(40):
+        bounds = np.cumsum([0, *batch.sequence_lengths])
+        labels = torch.full_like(batch.input_ids, -100)
+        labels[batch.mlm_positions] = batch.mlm_labels
+        for number in range(batch.num_sequences):
+            row = slice(*map(int, bounds[number : number + 2]))
+            with torch.no_grad():
+                found = model(batch.input_ids[None, row], token_type_ids=batch.segment_ids[None, row])
+            chosen = labels[row] >= 0
+            words.append(cross_entropy(found.prediction_logits[0][chosen], labels[row][chosen], reduction="none"))
+            order.append(cross_entropy(found.seq_relationship_logits, batch.nsp_labels[number : number + 1]))
+    assert len(order) == 40
+    np.testing.assert_allclose(result["mlm_loss"], torch.cat(words).mean(), rtol=1e-4)
+    np.testing.assert_allclose(result["nsp_loss"], torch.stack(order).mean(), rtol=1e-3)
+
+    prepare(text, tmp_path / "sentences", max_seq_length=64, full_sentences=True)
+    alone = bertrain.evaluate(MODEL, tmp_path / "sentences", max_examples=40)
+    assert alone["loss"] == alone["mlm_loss"] < 4
+    assert "nsp_loss" not in alone
 
 
 def test_exports_hold_the_same_model(tmp_path: Path) -> None:

@@ -252,6 +252,11 @@ def capacity_for_static_masks(
     return min(needed, capacity.sequences * max(1, int(predictions.max())), capacity.tokens)
 
 
+def has_pairs(data: DataSource) -> bool:
+    """Whether its examples are pairs of segments; either all are, or none."""
+    return bool(data.read(np.array([0])).segment_b[0] < data.lengths[0])
+
+
 def check_data(data: DataSource, settings: Settings) -> None:
     words, limit = len(data.vocabulary.words), settings.data.max_seq_length
     # Pretrained weights may have a few embeddings more than words; a task is read with the words that come with them.
@@ -265,7 +270,7 @@ def check_data(data: DataSource, settings: Settings) -> None:
         cure = f"prepare the data with --max-seq-length {limit}, or set --data.max_seq_length {longest}"
         raise UserError("example-too-long", f"{what}; {cure}")
     predicts_next = settings.model.head == "pretrain" and settings.model.nsp
-    if predicts_next and data.read(np.array([0])).segment_b[0] == data.lengths[0]:
+    if predicts_next and not has_pairs(data):
         cure = "set --model.nsp false, or prepare it without --full-sentences"
         raise UserError("no-next-sentence", f"{data.folder} has examples of one segment, not pairs; {cure}")
 
