@@ -154,7 +154,7 @@ def _fit(
         notes.append(f"train.precision auto: {settings.train.precision}")
     gpu.rate(settings.train.precision)
     if settings.train.precision == "fp8" and (reason := why_unfit(settings)):
-        why = f"train.precision fp8 is not possible ({reason})"
+        why = f"train.precision fp8 is not possible here ({reason})"
         raise UserError("precision-not-possible", f"{why}; use --train.precision bf16")
     if not covers_engine(settings):
         asked = f"--train.kernels {settings.train.kernels} in {settings.train.precision}"
