@@ -27,11 +27,10 @@ from typing import Any
 import numpy as np
 import torch
 
-from bertrain.data.text.tokenizer import Tokenizer
 from bertrain.training.embed import Encoder
 
 LONG = 512  # tokens
-BATCH_SIZES = (8, 16, 32, 64, 128, 256)
+BATCH_SIZES = {"cpu": (8, 16, 32, 64, 128, 256), "cuda": (32, 64, 128, 256, 512, 1024)}
 SIXTEEN_BITS = {"bf16": torch.bfloat16, "fp16": torch.float16}
 Embed = Callable[[list[str]], np.ndarray]
 
@@ -59,7 +58,7 @@ def timed(embed: Embed, texts: list[str]) -> tuple[float, np.ndarray]:
 
 def best_batch_size(model: Any, texts: list[str]) -> tuple[int, dict[int, float]]:
     speeds = {}
-    for size in BATCH_SIZES:
+    for size in BATCH_SIZES[model.device.type]:
         speeds[size], _ = timed(lambda some, size=size: model.encode(some, batch_size=size), texts)  # type: ignore[misc]
         print(f"  sentence-transformers, batch size {size}: {speeds[size]:,.1f} texts/s", flush=True)
     return max(speeds, key=lambda size: speeds[size]), speeds
@@ -73,12 +72,11 @@ def measure(weights: Path, texts: list[str], max_length: int, arguments: argpars
     if arguments.precision in SIXTEEN_BITS:
         theirs = theirs.to(SIXTEEN_BITS[arguments.precision])
     encoder = Encoder.open(weights, max_seq_length=max_length, precision=arguments.precision, device=arguments.device)
-    tokenizer = Tokenizer(encoder.vocabulary)
-    lengths = encoder.encode(texts, tokenizer)[0].lengths
+    lengths = encoder.encode(texts)[0].lengths
     with encoder.ready() as (predict, ranks):
 
         def ours(some: list[str]) -> np.ndarray:
-            return encoder.vectors(encoder.encode(some, tokenizer)[0], predict, ranks)
+            return encoder.vectors(encoder.encode(some)[0], predict, ranks)
 
         quarter = texts[: max(1, len(texts) // 4)]
         ours(quarter)  # warm up

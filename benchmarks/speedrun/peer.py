@@ -5,8 +5,9 @@
 What a careful user of Transformers does: the examples of DIR one after another, cut into rows of 128 tokens without
 padding; 15 % of the words masked anew each time; BertForMaskedLM under torch.compile in bf16 with sdpa attention, fused
 AdamW, gradients clipped, warm-up over 5 % of the time and linear decay to its end. The schedule begins after
-compilation. The held-out loss is that of run.py: the same articles, the same masks; evaluations stop the clock. With
-`--glue`, bertrain fine-tunes the weights as it does its own.
+compilation. The held-out loss is that of run.py: the same articles, the same masks; evaluations stop the clock. Packed
+rows have one segment only, so the second segment's embedding is made equal to the first's before the model is measured
+or saved: an untrained one would spoil all pairs. With `--glue`, bertrain fine-tunes the weights as it does its own.
 """
 
 from __future__ import annotations
@@ -82,6 +83,8 @@ class HeldOut:
     @torch.no_grad()
     def loss_of(self, model: BertForMaskedLM) -> dict[str, float]:
         model.eval()
+        segments = model.bert.embeddings.token_type_embeddings.weight
+        segments[1] = segments[0]
         loss = right = count = 0.0
         for batch in self._batches:
             known = batch["labels"] != IGNORED
