@@ -31,7 +31,7 @@ from bertrain.training.embed import Encoder
 
 LONG = 512  # tokens
 BATCH_SIZES = {"cpu": (8, 16, 32, 64, 128, 256), "cuda": (32, 64, 128, 256, 512, 1024)}
-SIXTEEN_BITS = {"bf16": torch.bfloat16, "fp16": torch.float16}
+TYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 Embed = Callable[[list[str]], np.ndarray]
 
 
@@ -69,8 +69,7 @@ def measure(weights: Path, texts: list[str], max_length: int, arguments: argpars
 
     theirs = SentenceTransformer(str(weights), device=arguments.device)
     theirs.max_seq_length = max_length
-    if arguments.precision in SIXTEEN_BITS:
-        theirs = theirs.to(SIXTEEN_BITS[arguments.precision])
+    theirs = theirs.to(TYPES[arguments.precision])  # it keeps the 16 bits of a file otherwise
     encoder = Encoder.open(weights, max_seq_length=max_length, precision=arguments.precision, device=arguments.device)
     lengths = encoder.encode(texts)[0].lengths
     with encoder.ready() as (predict, ranks):

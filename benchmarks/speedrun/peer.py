@@ -1,6 +1,7 @@
 """The peer of the speedrun: Transformers' BERT-Base, compiled, on the same text for the same time.
 
-    python benchmarks/speedrun/peer.py NAME --data DIR --held-out DIR [--minutes 9] [--rate 2e-4] [--glue DIR]
+    python benchmarks/speedrun/peer.py NAME --data DIR --held-out DIR [--minutes 9] [--rate 2e-4] [--rows 256]
+                                       [--dropout 0.1] [--glue DIR]
 
 What a careful user of Transformers does: the examples of DIR one after another, cut into rows of 128 tokens without
 padding; 15 % of the words masked anew each time; BertForMaskedLM under torch.compile in bf16 with sdpa attention, fused
@@ -29,7 +30,8 @@ from transformers import BertConfig, BertForMaskedLM
 from bertrain.data.formats.shards import Shards
 from bertrain.data.text.vocabulary import Vocabulary
 
-ROW, ROWS, MASKED, WARM_UP = 128, 256, 0.15, 0.05
+ROW, MASKED, WARM_UP = 128, 0.15, 0.05
+HELD_OUT_ROWS = 256  # at once
 SPECIAL = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
 IGNORED = -100
 BEGAN = time.perf_counter()
@@ -56,10 +58,10 @@ def masked(ids: Tensor, mask_id: int, special: Tensor, num_words: int) -> tuple[
 
 
 def held_out_batches(shards: Shards) -> Iterator[dict[str, Tensor]]:
-    for first in range(0, len(shards), ROWS):
-        block = shards.read(np.arange(first, min(first + ROWS, len(shards))))
+    for first in range(0, len(shards), HELD_OUT_ROWS):
+        block = shards.read(np.arange(first, min(first + HELD_OUT_ROWS, len(shards))))
         assert block.masks is not None
-        ids, labels, segments = (torch.zeros(ROWS, ROW, dtype=torch.long) for _ in range(3))
+        ids, labels, segments = (torch.zeros(HELD_OUT_ROWS, ROW, dtype=torch.long) for _ in range(3))
         labels.fill_(IGNORED)
         begins, predicted = np.cumsum(block.lengths) - block.lengths, 0
         for row, (begin, length) in enumerate(zip(begins, block.lengths, strict=True)):
@@ -99,8 +101,9 @@ class HeldOut:
 
 
 def train(
-    model: BertForMaskedLM, rows: Tensor, words: Vocabulary, held_out: HeldOut, minutes: float, rate: float
+    model: BertForMaskedLM, rows: Tensor, words: Vocabulary, held_out: HeldOut, options: argparse.Namespace
 ) -> dict[str, Any]:
+    minutes, rate, batch = options.minutes, options.rate, options.rows
     special = torch.zeros(model.config.vocab_size, dtype=torch.bool, device=DEVICE)
     special[[words.id_of(word) for word in SPECIAL]] = True
     optimizer = torch.optim.AdamW(model.parameters(), rate, weight_decay=0.01, fused=DEVICE.type == "cuda")
@@ -111,8 +114,8 @@ def train(
     def take_step(factor: float) -> Tensor:
         for group in optimizer.param_groups:
             group["lr"] = rate * factor
-        place = step * ROWS % (len(order) - ROWS)
-        ids = rows[order[place : place + ROWS]].to(DEVICE, non_blocking=True).long()
+        place = step * batch % (len(order) - batch)
+        ids = rows[order[place : place + batch]].to(DEVICE, non_blocking=True).long()
         inputs, labels = masked(ids, words.id_of("[MASK]"), special, model.config.vocab_size)
         with torch.autocast(DEVICE.type, torch.bfloat16):
             loss = loss_of(input_ids=inputs, labels=labels)
@@ -141,7 +144,7 @@ def train(
         "seconds": round(seconds, 1),
         "start_up_s": round(start_up, 1),
         "steps": step,
-        "tokens": step * ROWS * ROW,
+        "tokens": step * batch * ROW,
         "curve": curve[:: max(1, len(curve) // POINTS)],
         "evaluations": evaluations,
         "held_out": held_out.loss_of(model),
@@ -155,18 +158,22 @@ def main() -> None:
     parser.add_argument("--held-out", type=Path, required=True)
     parser.add_argument("--minutes", type=float, default=9.0)
     parser.add_argument("--rate", type=float, default=2e-4)
+    parser.add_argument("--rows", type=int, default=256, help="of 128 tokens in a step")
+    parser.add_argument("--dropout", type=float, default=0.1)
     parser.add_argument("--layers", type=int, default=12)
     parser.add_argument("--glue", type=Path)
     parser.add_argument("--output", type=Path, default=RESULTS)
     options = parser.parse_args()
     torch.manual_seed(1)
-    config = BertConfig(num_hidden_layers=options.layers)
+    dropout = dict.fromkeys(("hidden_dropout_prob", "attention_probs_dropout_prob"), options.dropout)
+    config = BertConfig(num_hidden_layers=options.layers, **dropout)
     config._attn_implementation = "sdpa"
     model = BertForMaskedLM(config).to(DEVICE)
     shards = Shards.open(options.data, verify="size")
-    record = new_record(options.name, ["transformers", f"--rate {options.rate}", f"--minutes {options.minutes}"])
+    settings = [f"--{name} {vars(options)[name]}" for name in ("rate", "minutes", "rows", "dropout", "layers")]
+    record = new_record(options.name, ["transformers", *settings])
     rows, held_out = packed_rows(shards), HeldOut(Shards.open(options.held_out, verify="size"))
-    record |= train(model, rows, shards.vocabulary, held_out, options.minutes, options.rate)
+    record |= train(model, rows, shards.vocabulary, held_out, options)
     print({name: value for name, value in record.items() if name != "curve"}, flush=True)
     if options.glue:
         with tempfile.TemporaryDirectory() as folder:

@@ -32,7 +32,7 @@ def encode_texts(
     num_truncated = 0
     for start in range(0, max(len(first), 1), CHUNK_ROWS):
         rows = slice(start, start + CHUNK_ROWS)
-        encoded = [_encode(tokenizer, texts[rows]) for texts in (first, second) if texts is not None]
+        encoded = [_encode(tokenizer, texts[rows], max_seq_length) for texts in (first, second) if texts is not None]
         lengths = [counts for _, counts in encoded]
         if second is None:
             kept = [np.minimum(lengths[0], max_seq_length - 2)]
@@ -53,8 +53,8 @@ def truncate_pairs(lengths_a: Ints, lengths_b: Ints, max_length: int) -> tuple[I
     return kept_a, kept_b
 
 
-def _encode(tokenizer: AnyTokenizer, texts: Sequence[str]) -> tuple[Values, Ints]:
-    """The tokens of all texts, concatenated, and the length of each text."""
-    encoded = [tokenizer.encode_raw(text) for text in texts]
+def _encode(tokenizer: AnyTokenizer, texts: Sequence[str], enough: int) -> tuple[Values, Ints]:
+    """The tokens of all texts, concatenated, and the length of each text; of long texts at least `enough` tokens."""
+    encoded = [tokenizer.encode_raw(text, enough) for text in texts]
     lengths = np.fromiter(map(len, encoded), np.int64, len(encoded)) // tokenizer.dtype.itemsize
     return np.frombuffer(b"".join(encoded), tokenizer.dtype), lengths

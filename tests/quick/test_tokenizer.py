@@ -65,6 +65,16 @@ def test_mixtures_of_what_goes_wrong(text: str, lower_case: bool) -> None:
     check([text], lower_case)
 
 
+@given(text=mixtures, enough=st.integers(0, 12))
+@example(text="\u0301 \u0301 \u0301 a b c", enough=2)  # accents alone have no tokens
+def test_the_first_tokens_of_a_text(text: str, enough: int) -> None:
+    tokenizer, _ = made(True)
+    size = enough * tokenizer.dtype.itemsize
+    whole, part = tokenizer.encode_raw(text), tokenizer.encode_raw(text, enough)
+    assert whole.startswith(part)
+    assert len(part) >= min(len(whole), size)
+
+
 @given(raw=st.binary(max_size=60))
 def test_bytes_that_are_not_utf8(raw: bytes) -> None:
     check([raw.decode(errors="ignore")], True)

@@ -49,11 +49,14 @@ class Tokenizer:
         """The token ids of each sentence, without [CLS] and [SEP]."""
         return [np.frombuffer(self.encode_raw(sentence), self.dtype).tolist() for sentence in sentences]
 
-    def encode_raw(self, sentence: str) -> bytes:
-        """The token ids of a sentence as the bytes of an array of `dtype`."""
+    def encode_raw(self, sentence: str, enough: int | None = None) -> bytes:
+        """The token ids of a sentence as the bytes of an array of `dtype`; the first `enough` of them at least."""
         if not (sentence.isascii() and sentence.isprintable()):
             sentence = sentence.translate(self._clean)
-        encoded = b"".join(map(self._words.__getitem__, sentence.split()))
+        words = sentence.split()
+        encoded = b"".join(map(self._words.__getitem__, words[:enough]))
+        if enough is not None and len(encoded) < enough * self.dtype.itemsize:  # words of accents alone have no tokens
+            encoded += b"".join(map(self._words.__getitem__, words[enough:]))
         for table in (self._words, self._pieces):
             if len(table) > CACHED_WORDS:
                 table.clear()
@@ -107,7 +110,7 @@ class FileTokenizer:
         encodings = self._pipeline.encode_batch_fast(sentences, add_special_tokens=False)
         return [encoding.ids for encoding in encodings]
 
-    def encode_raw(self, sentence: str) -> bytes:
+    def encode_raw(self, sentence: str, enough: int | None = None) -> bytes:  # always all of them
         """The token ids of a sentence as the bytes of an array of `dtype`."""
         return np.array(self._pipeline.encode(sentence, add_special_tokens=False).ids, self.dtype).tobytes()
 
