@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib
+import resource
 import subprocess
 import sys
 import weakref
@@ -56,6 +58,23 @@ def test_a_worker_that_cannot_import_its_task_is_one_sentence(
     (tmp_path / "vanishing.py").unlink()
     with helpers.refused("killed-worker", "could not start (ModuleNotFoundError)", "memory"), process_pool(1) as pool:
         pool.submit(task).result()
+    assert capfd.readouterr().err == ""
+
+
+def take_all_memory() -> None:
+    """Until nothing is left, not even for the traceback that a pool sends to its parent."""
+    resource.setrlimit(resource.RLIMIT_AS, (1 << 30, 1 << 30))
+    held: list[object] = []
+    for size in (1 << 20, 1 << 10, 1):
+        with contextlib.suppress(MemoryError):
+            while True:
+                held.append(bytes(size))
+    raise MemoryError
+
+
+def test_a_worker_without_memory_is_one_sentence(capfd: pytest.CaptureFixture[str]) -> None:
+    with helpers.refused("killed-worker", "memory ran out", "--workers"), process_pool(1) as pool:
+        pool.submit(take_all_memory).result()
     assert capfd.readouterr().err == ""
 
 

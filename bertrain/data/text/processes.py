@@ -61,7 +61,10 @@ def _call(task: bytes) -> Any:
     except Exception as error:  # the parent has imported the same: something is short here
         what = f"a worker process could not start ({type(error).__name__}), perhaps because memory ran out"
         raise UserError("killed-worker", f"{what}; {CURE}") from None
-    return function(*values, **named)
+    try:
+        return function(*values, **named)
+    except MemoryError:  # it takes memory to send it: Python could fail at that, and print the traceback
+        os._exit(1)  # the parent says that a worker was killed, perhaps because memory ran out
 
 
 def _end_with_parent() -> None:
