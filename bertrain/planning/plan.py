@@ -69,7 +69,7 @@ def deal_steps(settings: Settings, lengths: Ints, ranks: int, steps: int = STEPS
     """What each rank computes in some full steps, by the recipe's policy, and the mean sequences of a step."""
     batch, data = settings.batch, settings.data
     policy = choose_policy(batch.policy, group_size=batch.group_size, packing=batch.packing)
-    mean = float(lengths.mean())
+    mean = float(mean_of(lengths))
     capacity, narrow = bin_capacity(settings, mean), lengths.astype(np.int32)
     strata = strata_of(narrow, settings)
     loads, position = list[Load](), 0
