@@ -33,7 +33,7 @@ from bertrain.training.task_evaluator import TOKENS_AT_ONCE
 from bertrain.training.vector_files import SHARD_ROWS, SUFFIXES, VectorFile, Vectors
 from bertrain.weights.hub import locate
 from bertrain.weights.sentence_transformers import SentencePipeline, find_pipeline
-from bertrain.weights.source import NEWEST, open_source
+from bertrain.weights.source import NEWEST, open_source, vocabulary_of
 from bertrain.weights.tensors import Weights, load_tensors
 
 
@@ -74,10 +74,7 @@ class Encoder:
     ) -> Encoder:
         """Read the encoder of `source`. What is not given follows from its files, or is mean, normalized, and whole."""
         opened = open_source(source, which=which)
-        vocabulary = opened.vocabulary
-        if vocabulary is None:
-            cure = "put its vocab.txt there, or use `bertrain weights import --vocab FILE`"
-            raise UserError("missing-vocabulary", f"{source} has no vocabulary; {cure}")
+        vocabulary = vocabulary_of(opened, source)
         usual = _usual_pipeline(locate(source), is_run=opened.kind == "run")
         if opened.settings is not None:
             opened = replace(opened, settings=replace(opened.settings, head="embed", pooling=pooling or usual.pooling))

@@ -31,7 +31,7 @@ from bertrain.run.folder import refuse_other_vocabulary
 from bertrain.run.metrics import averages
 from bertrain.training.engine import Predictor, predictor
 from bertrain.training.precision import set_precision
-from bertrain.weights.source import build_model, read_weights
+from bertrain.weights.source import build_model, read_weights, vocabulary_of
 from bertrain.weights.tensors import Weights
 
 KEPT_BYTES = 1 << 30  # of a rank's held-out batches on its device; if they are larger, they are built each time
@@ -67,11 +67,9 @@ def evaluate(
         if is_first_rank():
             remark(f"evaluating on {data}, the run's evaluate.data; --data names another folder")
     weights = read_weights(run, which)
-    if weights.vocabulary is None:
-        cure = "put its vocab.txt or tokenizer.json there"
-        raise UserError("missing-vocabulary", f"{run} has no tokenizer; {cure}")
-    held_out = open_data(data, vocab=weights.vocabulary, verify=settings.data.verify, quiet=not is_first_rank())
-    refuse_other_vocabulary(held_out, weights.vocabulary.hash)
+    vocabulary = vocabulary_of(weights, run)
+    held_out = open_data(data, vocab=vocabulary, verify=settings.data.verify, quiet=not is_first_rank())
+    refuse_other_vocabulary(held_out, vocabulary.hash)
     if settings.model.nsp and not has_pairs(held_out):
         settings = replace(settings, model=replace(settings.model, nsp=False))
         if is_first_rank():

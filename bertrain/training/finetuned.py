@@ -17,7 +17,7 @@ from bertrain.tasks.tag.schemes import recognize
 from bertrain.training.task_evaluator import TOKENS_AT_ONCE
 from bertrain.weights.companions import FINETUNED_AS, is_transformers_folder
 from bertrain.weights.hub import locate
-from bertrain.weights.source import NEWEST, open_source, read_weights
+from bertrain.weights.source import NEWEST, open_source, read_weights, vocabulary_of
 from bertrain.weights.tensors import OpenedWeights, Weights
 
 TASKS = {"classify": "classify", "multilabel": "classify", "regress": "classify", "span": "squad/v1.1", "tag": "tag"}
@@ -42,12 +42,10 @@ class FineTuned:
             raise _without_task(source)
         weights = read_weights(source, which)
         settings = run.settings if run else _settings_of(weights, source)
-        if weights.vocabulary is None:
-            cure = "put its vocab.txt or tokenizer.json there"
-            raise UserError("missing-vocabulary", f"{source} has no tokenizer; {cure}")
+        vocabulary = vocabulary_of(weights, source)
         if run is not None:
-            return FineTuned(weights, settings, weights.vocabulary, run.task, run.data)
-        return FineTuned(weights, settings, weights.vocabulary, _task_of(weights, source), None)
+            return FineTuned(weights, settings, vocabulary, run.task, run.data)
+        return FineTuned(weights, settings, vocabulary, _task_of(weights, source), None)
 
 
 def is_weights(source: str | Path) -> bool:
