@@ -19,7 +19,7 @@ import numpy as np
 import numpy.typing as npt
 
 from bertrain.base.errors import UserError
-from bertrain.config.choices import EngineName, PolicyName
+from bertrain.config.choices import MASK_PROBABILITY, EngineName, PolicyName
 from bertrain.config.settings import Settings
 from bertrain.data.feed.balance import per_rank
 from bertrain.data.feed.batching import bin_capacity, choose_policy, step_rows, strata_of
@@ -187,7 +187,9 @@ def evaluation_seconds(
     length = length or settings.data.max_seq_length / 2
     own = math.ceil(examples / cluster.count)
     bins = math.ceil(own / at_once)
-    load = Load(*(np.array([number]) for number in (bins, own * length, own * length**2, own * 0.15 * length, own)))
+    load = Load(
+        *(np.array([number]) for number in (bins, own * length, own * length**2, own * MASK_PROBABILITY * length, own))
+    )
     computing = float(compute_seconds(settings, load, cluster.gpu, design).sum())
     return FORWARD * max(computing, float(host_seconds(settings, load, design).sum()))
 
