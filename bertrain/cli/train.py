@@ -195,9 +195,9 @@ def evaluate(
     Example: bertrain evaluate runs/tiny --data held-out/
     """
     from bertrain.base.console import evaluation_text
-    from bertrain.training.finetuned import settings_of
+    from bertrain.training.prediction_settings import prediction_settings
 
-    settings = settings_of(run)
+    settings = prediction_settings(run)
     if options.starts_ranks(nproc):
         options.start_ranks(nproc, settings=settings, data=[data] if data else [])
     if settings.task.name:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import sys
 import time
 from collections.abc import Iterator
@@ -52,9 +51,9 @@ def evaluate(
 
     Example: bertrain.evaluate("runs/tiny", "data")["mlm_accuracy"]
     """
-    from bertrain.training.finetuned import settings_of
+    from bertrain.training.prediction_settings import prediction_settings
 
-    settings = settings_of(run)
+    settings = prediction_settings(run)
     if settings.task.name:
         from bertrain.training.predict import evaluate_task
 
@@ -121,8 +120,8 @@ def with_bert_masks(settings: Settings) -> Settings:
     data = settings.data
     if data.mask_probability == MASK_PROBABILITY:
         return settings
-    predictions = math.ceil(MASK_PROBABILITY * data.max_seq_length)
-    return replace(settings, data=replace(data, mask_probability=MASK_PROBABILITY, max_predictions=predictions))
+    data = replace(data, mask_probability=MASK_PROBABILITY)
+    return replace(settings, data=replace(data, max_predictions=data.usual_predictions()))
 
 
 class HeldOutEvaluator:
