@@ -29,6 +29,8 @@ Pooling = Literal["mean", "cls", "max"]
 """How one vector of a text is made of those of its tokens."""
 EmbeddingPrecision = Literal["auto", "fp32", "tf32", "bf32", "bf16", "fp16"]
 TRACKERS = ("tensorboard", "mlflow", "wandb")  # of log.trackers
+Device = Literal["auto", "cpu", "cuda"]
+"""Where a model computes; auto: a GPU if there is one."""
 EngineName = Literal["fused", "compiled", "plain"]
 """The engines that compute a step (`training/engine.py`), fastest first."""
 Kernels = Literal["auto", EngineName, "compiled-flash", "compiled-efficient", "compiled-grouped"]

@@ -16,6 +16,7 @@ from bertrain.config.choices import (
     MODERN_MASK_PROBABILITY,
     PACKING,
     TRACKERS,
+    Device,
     Kernels,
     PolicyName,
     StepPacking,
@@ -213,7 +214,7 @@ class TrainSettings:
     seed: int = setting(
         1, "seed of example order, masks, dropout and initial weights; -1: draw one at the start", min=-1
     )
-    device: Literal["auto", "cpu", "cuda"] = changeable("auto", "device to train on; auto: a GPU if there is one")
+    device: Device = changeable("auto", "device to train on; auto: a GPU if there is one")
     precision: Literal["auto", "fp32", "tf32", "bf32", "bf16", "fp16", "fp8"] = setting(
         "fp32",
         "precision of matrix products; weights and sums stay fp32. auto: bf16 where the hardware supports it (GPUs, "

@@ -27,7 +27,7 @@ from bertrain.data.feed.step_size import StepSize
 from bertrain.data.formats.masking import Ints, count_predictions
 from bertrain.data.formats.pack import read_lengths
 from bertrain.data.formats.source import DataSource
-from bertrain.planning.convergence import TARGET, evaluation_interval, has_points, samples_to_target
+from bertrain.planning.convergence import TARGET, has_points, mlperf_interval, samples_to_target
 from bertrain.planning.devices import Gpu, find_network
 from bertrain.planning.kernel_limits import has_kernels
 from bertrain.planning.memory_fit import BUDGET_STEP, Place, refuse_too_little, smallest_budget, with_budget
@@ -149,7 +149,7 @@ def make_plan(wish: Wish, count: int) -> Plan:
     if wish.target:
         samples = samples_to_target(batch, wish.target)
         steps = math.ceil(sizes.steps_for(samples) if settings.batch.ramp_tokens else samples / sequences)
-        evaluations = samples / evaluation_interval(batch)
+        evaluations = samples / mlperf_interval(batch)
     else:
         steps = settings.train.last_step() or 0
         if not steps:

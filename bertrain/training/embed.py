@@ -8,14 +8,13 @@ from dataclasses import dataclass, replace
 from itertools import islice
 from pathlib import Path
 from time import perf_counter
-from typing import Literal
 
 import torch
 
 from bertrain.base.console import remark
 from bertrain.base.errors import UserError
 from bertrain.base.formatting import counted
-from bertrain.config.choices import EmbeddingPrecision, Pooling
+from bertrain.config.choices import Device, EmbeddingPrecision, Pooling
 from bertrain.config.settings import BatchSettings, DataSettings, Settings, TaskSettings, TrainSettings
 from bertrain.data.feed.loader import Loader, in_background
 from bertrain.data.formats.block import Block
@@ -70,7 +69,7 @@ class Encoder:
         normalize: bool | None = None,
         max_seq_length: int = 0,
         precision: EmbeddingPrecision = "auto",
-        device: Literal["auto", "cpu", "cuda"] = "auto",
+        device: Device = "auto",
     ) -> Encoder:
         """Read the encoder of `source`. What is not given follows from its files, or is mean, normalized, and whole."""
         opened = open_source(source, which=which)
@@ -155,7 +154,7 @@ def embed(
     normalize: bool | None = None,
     max_seq_length: int = 0,
     precision: EmbeddingPrecision = "auto",
-    device: Literal["auto", "cpu", "cuda"] = "auto",
+    device: Device = "auto",
 ) -> Vectors | Embedded:
     """Embed texts by a run, or by weights of any format that `show_weights` reads.
 

@@ -8,7 +8,6 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
-from typing import Literal
 
 import torch
 
@@ -16,7 +15,7 @@ from bertrain.base.console import remark
 from bertrain.base.errors import UserError
 from bertrain.base.formatting import duration
 from bertrain.base.machine import is_first_rank
-from bertrain.config.choices import MASK_PROBABILITY
+from bertrain.config.choices import MASK_PROBABILITY, Device
 from bertrain.config.settings import Settings
 from bertrain.data.feed.loader import Loader, has_pairs
 from bertrain.data.formats.source import DataSource, open_data
@@ -42,7 +41,7 @@ def evaluate(
     *,
     which: str = "newest",
     max_examples: int = 0,
-    device: Literal["auto", "cpu", "cuda"] = "auto",
+    device: Device = "auto",
 ) -> dict[str, float]:
     """Loss and accuracy of a run on a prepared folder, or of a fine-tuned one on its task; and the checkpoint's step.
 

@@ -7,12 +7,12 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from itertools import pairwise
 from pathlib import Path
-from typing import Literal
 
 import numpy as np
 import torch
 
 from bertrain.base.errors import UserError
+from bertrain.config.choices import Device
 from bertrain.config.settings import BatchSettings, DataSettings, Settings, TaskSettings, TrainSettings
 from bertrain.data.feed.loader import Loader
 from bertrain.data.formats.block import Block, Masks, flat_ranges
@@ -38,7 +38,7 @@ def fill_mask(
     sentences: str | list[str],
     *,
     top: int = 5,
-    device: Literal["auto", "cpu", "cuda"] = "auto",
+    device: Device = "auto",
 ) -> list[list[list[Guess]]]:
     """The `top` guesses for each [MASK] of each sentence, by weights in any format that `show_weights` reads.
 
@@ -53,7 +53,7 @@ def open_filler(
     source: str | Path,
     which: str = NEWEST,
     *,
-    device: Literal["auto", "cpu", "cuda"] = "auto",
+    device: Device = "auto",
     hang_timeout: str = TrainSettings.hang_timeout,
 ) -> Iterator[MaskFiller]:
     """The model with an MLM head of `source`, in fp32 on a device."""

@@ -14,11 +14,11 @@ from dataclasses import replace
 import torch
 
 from bertrain.base.errors import AgreedError
+from bertrain.base.formatting import GIB
 from bertrain.config.settings import Settings
 from bertrain.data.feed.loader import Loader
 from bertrain.data.formats.source import DataSource
 from bertrain.planning import memory_fit
-from bertrain.planning.memory import GIB
 from bertrain.planning.time_budget import with_fits
 from bertrain.ranks import parallel
 from bertrain.run.folder import Run

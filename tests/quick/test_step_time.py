@@ -239,7 +239,7 @@ def test_no_points_outside_the_reference(batch: int) -> None:
 
 def test_evaluations_follow_the_rule_of_mlperf() -> None:
     values = {768: 150_000, 3072: 175_000, 4608: 200_000, 8192: 225_000, 13888: 300_000, 16384: 325_000}
-    assert {batch: convergence.evaluation_interval(batch) for batch in values} == values
+    assert {batch: convergence.mlperf_interval(batch) for batch in values} == values
 
 
 # --- devices ------------------------------------------------------------------------------------------
