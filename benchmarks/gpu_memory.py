@@ -31,10 +31,10 @@ from gpu_pretrain import (
     write_examples,
 )
 
+from bertrain.base.formatting import GIB
 from bertrain.config.settings import Settings
 from bertrain.data.formats.shards import Shards
 from bertrain.planning.kernel_limits import MOST_TOKENS
-from bertrain.planning.memory import GIB
 from bertrain.planning.memory_fit import BUDGET_STEP, Place, is_out_of_memory, largest_budget, room, with_budget
 from bertrain.ranks import parallel
 from bertrain.run.metrics import Stopwatch

@@ -21,11 +21,11 @@ from typing import Any
 import torch
 from workload import random_examples
 
+from bertrain.base.formatting import GIB
 from bertrain.config.resolve import resolve
 from bertrain.data.formats.shards import Shards
 from bertrain.data.formats.write import Example, write_shards
 from bertrain.data.text.vocabulary import Vocabulary
-from bertrain.planning.memory import GIB
 from bertrain.training.resolve_auto import place_for
 
 RESULTS = Path(__file__).parent / "results" / "memory.json"

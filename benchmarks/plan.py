@@ -30,7 +30,7 @@ import numpy as np
 
 from bertrain.config.resolve import resolve
 from bertrain.config.settings import Settings
-from bertrain.planning.convergence import LARGEST, TARGET, evaluation_interval, samples_to_target
+from bertrain.planning.convergence import LARGEST, TARGET, mlperf_interval, samples_to_target
 from bertrain.planning.devices import Gpu, Network, find_gpu, find_network
 from bertrain.planning.plan import EVALUATED, START_UP_S, Wish, evaluation_seconds, lengths_of, make_plan
 from bertrain.planning.step_time import HOST_S, Cluster, Design, Load, StepTime, step_time
@@ -122,7 +122,7 @@ def predict(row: dict[str, str], base: Settings, slowdown: float, launches: floa
     batch = int(row["batch"])
     is_open = "open division" in row["source"]  # with other optimizers, which the convergence points do not cover
     samples = float(row["samples"]) if is_open else samples_to_target(min(batch, LARGEST))
-    evaluations = samples / evaluation_interval(batch)
+    evaluations = samples / mlperf_interval(batch)
     length = LONGEST if row["layout"] in ("packed", "padded") else LONGEST / 2
     each = evaluation_seconds(settings, cluster, design, EVALUATED, length=length, at_once=16)
     seconds = START_UP_S + samples / batch * step.seconds + evaluations * each

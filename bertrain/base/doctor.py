@@ -11,10 +11,8 @@ from pathlib import Path
 
 from bertrain.base import hardware
 from bertrain.base.extras import EXTRAS, is_installed
-from bertrain.base.formatting import counted
+from bertrain.base.formatting import GIB, counted
 from bertrain.base.machine import cpu_flags, cpu_name, free_memory, read_or_empty, total_memory
-
-GIB = 2**30
 
 
 @dataclass(frozen=True)

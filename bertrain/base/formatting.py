@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable
 
+GIB = 1 << 30
 COLUMNS = 100  # of everything that a command prints, but paths and commands
 TITLES = {
     "mlm_loss": "masked-word loss",

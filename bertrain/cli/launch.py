@@ -190,12 +190,11 @@ def _launcher(launcher: Launcher) -> Callable[[Callable[..., None]], Callable[..
         declarations: list[Callable[..., None]] = [_launch, _resources, own_options, _network]
         for declaration in declarations[: 3 if launcher == "local" else 4]:
             declared = inspect.signature(declaration, eval_str=True).parameters.values()
-            own = [one for one in declared if one.name not in ("launcher", "resources")]
-            parameters += [one.replace(kind=inspect.Parameter.KEYWORD_ONLY) for one in own]
-        verb.__dict__["__signature__"] = inspect.Signature(parameters)
-        verb.__annotations__ = {one.name: one.annotation for one in parameters}
+            parameters += [one for one in declared if one.name not in ("launcher", "resources")]
         usage = "[OPTIONS] -- VERB [OPTIONS OF THE VERB]"
-        return app.command(launcher, context_settings={"allow_extra_args": True}, options_metavar=usage)(verb)
+        return app.command(launcher, context_settings={"allow_extra_args": True}, options_metavar=usage)(
+            options.with_parameters(verb, parameters)
+        )
 
     return decorate
 

@@ -18,7 +18,7 @@ from contextlib import contextmanager, redirect_stdout
 from contextvars import ContextVar
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal, Protocol
+from typing import TYPE_CHECKING, Annotated, Any, Protocol
 
 import typer
 from typer import Argument, Option
@@ -26,6 +26,7 @@ from typer.core import TyperGroup
 
 from bertrain.base.errors import UserError
 from bertrain.base.machine import under_launcher
+from bertrain.config import choices
 from bertrain.config.recipe import recipe_names
 from bertrain.config.resolve import WORDS, describe, parse_overrides
 
@@ -60,7 +61,7 @@ KNOWN_WEIGHTS = (
 )
 AnyWeights = Annotated[Path, Argument(metavar="RUN_OR_WEIGHTS", help=KNOWN_WEIGHTS)]
 Checkpoint = Annotated[str, Option("--checkpoint", help="newest, best, or the number of a step")]
-Device = Literal["auto", "cpu", "cuda"]
+Device = Annotated[choices.Device, Option(help="auto: a GPU if there is one")]
 RankCount = Annotated[int, Option("--nproc", min=1, help="ranks to start on this machine")]
 Restarts = Annotated[
     int,
@@ -148,14 +149,20 @@ def takes_settings(short_options: Sequence[ShortOption] = ()) -> Callable[[Calla
         own = inspect.signature(verb, eval_str=True).parameters
         parameters = [
             inspect.Parameter("context", inspect.Parameter.KEYWORD_ONLY, annotation=typer.Context),
-            *(one.replace(kind=inspect.Parameter.KEYWORD_ONLY) for one in own.values() if one.name != "overrides"),
+            *(one for one in own.values() if one.name != "overrides"),
             *(_parameter(option) for option in short_options),
         ]
-        with_overrides.__dict__["__signature__"] = inspect.Signature(parameters)
-        with_overrides.__annotations__ = {one.name: one.annotation for one in parameters}
-        return with_overrides
+        return with_parameters(with_overrides, parameters)
 
     return decorate
+
+
+def with_parameters(verb: Callable[..., None], parameters: Sequence[inspect.Parameter]) -> Callable[..., None]:
+    """The verb with these parameters instead of `**arguments`, as Typer sees it; each is given by its name."""
+    named = [one.replace(kind=inspect.Parameter.KEYWORD_ONLY) for one in parameters]
+    verb.__dict__["__signature__"] = inspect.Signature(named)
+    verb.__annotations__ = {one.name: one.annotation for one in named}
+    return verb
 
 
 def options_of(command: Any) -> list[str]:

@@ -168,7 +168,8 @@ def _fit(
         return settings, source.lengths.astype(np.int64), notes + more
     model, sizes = settings.model, settings.data
     longest = sizes.max_seq_length or model.max_positions
-    sizes = replace(sizes, max_seq_length=longest, max_predictions=sizes.max_predictions or longest * 3 // 20)
+    sizes = replace(sizes, max_seq_length=longest)
+    sizes = replace(sizes, max_predictions=sizes.max_predictions or sizes.usual_predictions())
     settings = replace(settings, model=replace(model, vocab_size=model.vocab_size or VOCABULARY), data=sizes)
     if lengths is None and for_target:
         notes.append("no --data and no --lengths: those of MLPerf's data, as the target's convergence points")

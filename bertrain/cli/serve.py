@@ -24,7 +24,7 @@ def serve(
     host: Host = "127.0.0.1",
     port: Annotated[int, Option(min=0, max=65535, help="port to listen on; 0: any free one")] = 8000,
     checkpoint: options.Checkpoint = "newest",
-    device: Annotated[options.Device, Option(help="auto: a GPU if there is one")] = "auto",
+    device: options.Device = "auto",
 ) -> None:
     """Serve models over HTTP: a web page to try each of them, and a JSON API, described at /docs.
 

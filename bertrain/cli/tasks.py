@@ -129,7 +129,7 @@ def predict(
     data: Annotated[Path | None, Option(help="the folder or file with the examples to predict")] = None,
     out: Annotated[Path | None, Option(help="the folder to write the predictions to")] = None,
     checkpoint: options.Checkpoint = "newest",
-    device: Annotated[options.Device, Option(help="auto: a GPU if there is one")] = "auto",
+    device: options.Device = "auto",
     batch_size: options.BatchSize = 0,
     as_json: options.AsJson = False,
 ) -> None:
@@ -198,7 +198,7 @@ def embed(
     ] = 0,
     precision: Annotated[EmbeddingPrecision, Option(help="auto: bf16 where the hardware supports it")] = "auto",
     checkpoint: options.Checkpoint = "newest",
-    device: Annotated[options.Device, Option(help="auto: a GPU if there is one")] = "auto",
+    device: options.Device = "auto",
     nproc: options.RankCount = 1,
     as_json: options.AsJson = False,
 ) -> None:

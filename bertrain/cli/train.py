@@ -183,7 +183,7 @@ def evaluate(
     checkpoint: options.Checkpoint = "newest",
     max_examples: Annotated[int, Option(min=0, help="examples to use, evenly spaced; 0: all")] = 0,
     batch_size: options.BatchSize = 0,
-    device: Annotated[options.Device, Option(help="auto: a GPU if there is one")] = "auto",
+    device: options.Device = "auto",
     nproc: options.RankCount = 1,
     as_json: options.AsJson = False,
 ) -> None:
@@ -195,9 +195,9 @@ def evaluate(
     Example: bertrain evaluate runs/tiny --data held-out/
     """
     from bertrain.base.console import evaluation_text
-    from bertrain.training.finetuned import settings_of
+    from bertrain.training.prediction_settings import prediction_settings
 
-    settings = settings_of(run)
+    settings = prediction_settings(run)
     if options.starts_ranks(nproc):
         options.start_ranks(nproc, settings=settings, data=[data] if data else [])
     if settings.task.name:
@@ -241,7 +241,7 @@ def fill_mask(
     source: options.AnyWeights,
     sentences: Annotated[list[str], Argument(metavar="SENTENCE...", help="text with one or more [MASK]")],
     top: Annotated[int, Option(min=1, help="guesses for each mask")] = 5,
-    device: Annotated[options.Device, Option(help="auto: a GPU if there is one")] = "auto",
+    device: options.Device = "auto",
     as_json: options.AsJson = False,
 ) -> None:
     """Predict the masked words of sentences.

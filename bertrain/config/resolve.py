@@ -21,8 +21,8 @@ from bertrain.base.errors import UserError, nearest
 from bertrain.base.schema import JsonError, load_json
 from bertrain.config import modernbert, roberta
 from bertrain.config.choices import Family
+from bertrain.config.model import FAMILY_DEFAULTS
 from bertrain.config.recipe import Recipe, load_recipe, read_text, read_toml
-from bertrain.config.sections import FAMILY_DEFAULTS
 from bertrain.config.settings import SECTIONS, ModelSettings, Settings
 
 TYPES = {f"{section}.{name}": hint for section, kind in SECTIONS.items() for name, hint in get_type_hints(kind).items()}

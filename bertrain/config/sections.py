@@ -1,179 +1,27 @@
-"""The sections of a run's settings. Each setting has a type, a default, a range and a help text.
+"""The other sections of a run's settings. Each setting has a type, a default, a range and a help text.
 
-`settings.py` joins the sections and refuses settings that contradict each other.
+`settings.py` joins all sections and refuses settings that contradict each other.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, fields, replace
-from typing import Any, Literal
+import math
+from dataclasses import dataclass, replace
+from typing import Literal
 
 from bertrain.base.errors import UserError
 from bertrain.base.units import parse_fits, parse_slice
 from bertrain.config.choices import (
     MASK_PROBABILITY,
+    MODERN_MASK_PROBABILITY,
     PACKING,
     TRACKERS,
-    Family,
+    Device,
     Kernels,
     PolicyName,
-    Pooling,
     StepPacking,
 )
-
-
-def setting(
-    default: Any,
-    help: str,
-    *,
-    min: float | None = None,
-    max: float | None = None,
-    or_zero: bool = False,
-    shapes_training: bool = True,
-    experimental: bool = False,
-    family: str = "",
-    is_list: bool = False,
-) -> Any:
-    """A dataclass field with a help text and an inclusive range; `or_zero` also allows 0 below it.
-
-    A setting of one model `family` keeps its default in the others. Text that `is_list` has words between commas; a
-    recipe may write it as a list.
-    A setting that shapes the training is fixed once a run has begun. An experimental one is for benchmarks and
-    comparisons: it works, but `bertrain settings` shows it only with --all.
-    """
-    flags = {"shapes_training": shapes_training, "experimental": experimental, "or_zero": or_zero, "is_list": is_list}
-    return field(default=default, metadata={"help": help, "minimum": min, "maximum": max, "family": family} | flags)
-
-
-def changeable(
-    default: Any, help: str, *, min: float | None = None, max: float | None = None, is_list: bool = False
-) -> Any:
-    """A setting that does not shape the training: a resumed run may change it."""
-    return setting(default, help, min=min, max=max, shapes_training=False, is_list=is_list)
-
-
-@dataclass(frozen=True, kw_only=True)
-class ModelSettings:
-    """The network. The defaults are BERT-Base, uncased; `FAMILY_DEFAULTS` has those of another family."""
-
-    family: Family = setting(
-        "bert",
-        "architecture. bert: Devlin et al., 2018; modern: ModernBERT, with rotary positions, gated layers and local "
-        "attention, trained on masked words only",
-    )
-    config: str = setting("", "path of a bert_config.json that describes the model; other model settings override it")
-    vocab_size: int = setting(30522, "words in the vocabulary; 0: as many as the data has", min=6, or_zero=True)
-    hidden_size: int = setting(768, "width of the encoder", min=1)
-    num_layers: int = setting(12, "encoder layers", min=1)
-    num_heads: int = setting(12, "attention heads; must divide hidden_size", min=1)
-    intermediate_size: int = setting(3072, "width of the feed-forward layer", min=1)
-    max_positions: int = setting(512, "longest sequence in tokens; bert: number of position embeddings", min=3)
-    num_segments: int = setting(
-        2,
-        "bert: number of segment (token type) embeddings; 1: RoBERTa, which has no next-sentence prediction",
-        min=1,
-        family="bert",
-    )
-    global_every: int = setting(
-        3, "modern: every Nth layer, starting with the first, attends to all tokens", min=1, family="modern"
-    )
-    local_window: int = setting(
-        128, "modern: tokens that the other layers attend to, half on each side", min=2, family="modern"
-    )
-    global_theta: float = setting(
-        160000.0, "modern: base of the rotary angles in layers that attend to all tokens", min=1, family="modern"
-    )
-    local_theta: float = setting(
-        10000.0, "modern: base of the rotary angles in layers with a window", min=1, family="modern"
-    )
-    hidden_dropout: float = setting(0.1, "dropout after embeddings and each dense layer", min=0, max=0.99)
-    attention_dropout: float = setting(0.1, "dropout on attention probabilities", min=0, max=0.99)
-    initializer_range: float = setting(0.02, "standard deviation of the truncated normal for weights", min=0)
-    initial_heads: Literal["random", "neighbours"] = setting(
-        "random",
-        "initialization of a new model's attention. random: as in BERT; neighbours: heads of the first layer start by "
-        "attending to adjacent words, which saves millions of tokens at the start (bert only)",
-        family="bert",
-    )
-    layer_norm_eps: float = setting(1e-12, "epsilon inside LayerNorm", min=0)
-    nsp: bool = setting(True, "also train next-sentence prediction, not only masked words (bert only)", family="bert")
-    head: Literal["pretrain", "classify", "multilabel", "regress", "span", "tag", "embed"] = setting(
-        "pretrain",
-        "output layer. pretrain: masked words and next sentence; classify: a class for each text; multilabel: any "
-        "number of labels for each text; regress: a number for each text; span: start and end of an answer in the "
-        "text; tag: a class for each word; embed: a vector for each text. Fine-tuning sets it from the task",
-    )
-    num_labels: int = setting(2, "classify, multilabel, tag: number of classes", min=2)
-    pooling: Pooling = setting(
-        "mean",
-        "embed (modern: also classify, multilabel, regress): how the token vectors of a text become one. mean, max: "
-        "over all tokens; cls: the vector of [CLS]",
-    )
-    head_dropout: float = setting(
-        0.1, "classify, multilabel, regress, tag: dropout before the last layer", min=0, max=0.99
-    )
-    pad_vocab_to: Literal[1, 8, 64] = setting(
-        1, "round the rows of the word embeddings up to a multiple of this (8 or 64 suits tensor cores); adds no word"
-    )
-
-    @property
-    def padded_vocab_size(self) -> int:
-        return -(-self.vocab_size // self.pad_vocab_to) * self.pad_vocab_to
-
-    @property
-    def head_size(self) -> int:
-        return self.hidden_size // self.num_heads
-
-    @property
-    def windows(self) -> tuple[int | None, ...]:
-        """For each layer, how many positions away a token may attend; None: all of its sequence."""
-        is_local = [self.family == "modern" and number % self.global_every > 0 for number in range(self.num_layers)]
-        return tuple(self.local_window // 2 if local else None for local in is_local)
-
-    @property
-    def is_roberta(self) -> bool:
-        """Whether weights are read and written as RoBERTa's (config/roberta.py)."""
-        return self.family == "bert" and self.num_segments == 1
-
-    def check(self) -> ModelSettings:
-        """Refuse a model that cannot be built; returns itself."""
-        heads, width = self.num_heads, self.hidden_size
-        if width % heads:
-            wrong = f"model.num_heads {heads} does not divide model.hidden_size {width}"
-            raise UserError("indivisible-heads", f"{wrong}; change one of them")
-        if self.family == "modern" and self.head_size % 2:
-            odd = f"model.family modern needs heads of an even size, not {self.head_size}"
-            raise UserError("indivisible-heads", f"{odd}; change model.num_heads {heads} or model.hidden_size {width}")
-        if self.is_roberta and self.nsp and self.head == "pretrain":
-            raise UserError(
-                "other-family", "model.num_segments 1 is RoBERTa, which has no pairs of segments; set --model.nsp false"
-            )
-        usual = FAMILY_DEFAULTS[self.family]
-        for item in fields(self):
-            owner, value = item.metadata["family"], getattr(self, item.name)
-            if owner not in ("", self.family) and value != usual.get(f"model.{item.name}", item.default):
-                named = f"model.{item.name} {str(value).lower()}"
-                raise UserError("other-family", f"{named} is for model.family {owner}, not {self.family}; leave it out")
-        if self.family == "modern" and self.pooling == "max" and self.head in ("classify", "multilabel", "regress"):
-            raise UserError(
-                "other-family", "model.family modern has no classifier with model.pooling max; use mean or cls"
-            )
-        return self
-
-
-FAMILY_DEFAULTS: dict[str, dict[str, Any]] = {
-    "bert": {},
-    "modern": {
-        "model.max_positions": 8192,
-        "model.hidden_dropout": 0.0,
-        "model.attention_dropout": 0.0,
-        "model.head_dropout": 0.0,
-        "model.layer_norm_eps": 1e-5,
-        "model.nsp": False,
-        "data.mask_probability": 0.3,
-    },
-}
-"""Defaults of a model family where they are not those of the fields."""
+from bertrain.config.fields import changeable, setting
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -188,7 +36,8 @@ class DataSettings:
     )
     mask_probability: float = setting(
         MASK_PROBABILITY,
-        "share of tokens to predict in training; default for model.family modern: 0.3. Evaluations always mask 0.15",
+        f"share of tokens to predict in training; default for model.family modern: {MODERN_MASK_PROBABILITY}. "
+        f"Evaluations always mask {MASK_PROBABILITY}",
         min=0.001,
         max=0.5,
     )
@@ -206,91 +55,9 @@ class DataSettings:
         begin, end = parse_slice(self.slice)
         return range(int(begin * num_rows), int(end * num_rows))
 
-
-@dataclass(frozen=True, kw_only=True)
-class TaskSettings:
-    """The task of fine-tuning. Its files lie in the folder --data."""
-
-    name: str = setting(
-        "", "the task, such as glue/mnli, squad/v2.0, xnli, classify, tag or similarity; empty: pre-training"
-    )
-    on_error: Literal["stop", "skip"] = setting(
-        "stop",
-        "what to do with a damaged row. stop: refuse the file and name the line; skip: leave out and count the row",
-    )
-    text: str = setting(
-        "text",
-        "classify, tag: column of the text (tag: or of its words); similarity: of the first text, unless it is named "
-        "anchor or sentence1",
-    )
-    text_pair: str = setting("", "classify: column of a second text; empty: none")
-    label: str = setting(
-        "label",
-        "classify, tag: column of the label (tag: of the tags or spans); for several labels per text, also several 0/1 "
-        "columns, such as a,b,c",
-        is_list=True,
-    )
-    target: Literal["class", "classes", "number"] = setting(
-        "class",
-        "classify: what each text has. class: one label; classes: any number of labels; number: a number (regression)",
-    )
-    class_weights: str = setting(
-        "",
-        "classify: weights of the labels in the loss. balanced: in inverse proportion to their rows, so that rare "
-        "labels count more; or a weight by label, such as spam=2,other=0.5; empty: all 1",
-        is_list=True,
-    )
-    loss: Literal["auto", "cosine", "ranking"] = setting(
-        "auto",
-        "similarity: the loss. cosine: squared error of the cosine against the score; ranking: cross-entropy of "
-        "finding the positive among all texts of the step; auto: cosine if the training data has scores",
-    )
-    temperature: float = setting(
-        0.05,
-        "similarity with task.loss ranking: divides the cosines before the softmax over the texts of a step",
-        min=0.001,
-        max=100,
-    )
-    max_score: float = setting(1.0, "similarity: the score of equal texts; scores are divided by it", min=1e-6)
-    hold_out: float = changeable(
-        0.0,
-        "classify, tag, similarity: share of rows to hold out for evaluation if there is no dev file",
-        min=0,
-        max=0.9,
-    )
-    recall_at: str = changeable(
-        "1,10",
-        "similarity without scores: each K of recall_at_K, the share of positives among the K nearest texts",
-        is_list=True,
-    )
-    languages: str = changeable(
-        "all", "xnli: languages to score, such as de,fr; all: every language of the file", is_list=True
-    )
-    doc_stride: int = setting(
-        128,
-        "squad, tag: tokens between the starts of two windows of a long text; at most half of data.max_seq_length",
-        min=1,
-    )
-    text_split: Literal["auto", "signs", "spaces"] = setting(
-        "auto",
-        "tag: what words are in a text. signs: also every punctuation mark splits; spaces: spaces split, and "
-        "punctuation around a word, so that Ada-Lou is one; auto: signs if the training data has texts, spaces if it "
-        "has words",
-    )
-    max_query_length: int = setting(64, "squad: longest question in tokens; the rest is cut off", min=1)
-    max_answer_length: int = changeable(30, "squad: longest answer to predict, in tokens", min=1)
-    n_best: int = changeable(20, "squad: candidate answers to keep for each question", min=1)
-    null_threshold: float = changeable(
-        0.0, "squad/v2.0: predict no answer if its score exceeds that of the best answer by more than this"
-    )
-
-    def __post_init__(self) -> None:
-        if not all(word.strip().isdecimal() and int(word) for word in self.recall_at.split(",")):
-            raise UserError("invalid-value", f"task.recall_at is {self.recall_at!r}; give whole numbers such as 1,5,10")
-
-    @property
-    def recall_ranks(self) -> tuple[int, ...]:
-        return tuple(sorted({int(word) for word in self.recall_at.split(",")}))
+    def usual_predictions(self) -> int:
+        """mask_probability of max_seq_length, rounded up: the most masked words if max_predictions is 0."""
+        return math.ceil(self.mask_probability * self.max_seq_length - 1e-9)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -447,7 +214,7 @@ class TrainSettings:
     seed: int = setting(
         1, "seed of example order, masks, dropout and initial weights; -1: draw one at the start", min=-1
     )
-    device: Literal["auto", "cpu", "cuda"] = changeable("auto", "device to train on; auto: a GPU if there is one")
+    device: Device = changeable("auto", "device to train on; auto: a GPU if there is one")
     precision: Literal["auto", "fp32", "tf32", "bf32", "bf16", "fp16", "fp8"] = setting(
         "fp32",
         "precision of matrix products; weights and sums stay fp32. auto: bf16 where the hardware supports it (GPUs, "

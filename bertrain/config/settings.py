@@ -11,17 +11,17 @@ from typing import Any, get_type_hints
 
 from bertrain.base.errors import UserError
 from bertrain.base.units import parse_duration, parse_fits, parse_shares, parse_slice, parse_steps
+from bertrain.config.model import ModelSettings as ModelSettings
 from bertrain.config.sections import BatchSettings as BatchSettings
 from bertrain.config.sections import CheckpointSettings as CheckpointSettings
 from bertrain.config.sections import DataSettings as DataSettings
 from bertrain.config.sections import EvaluateSettings as EvaluateSettings
 from bertrain.config.sections import LogSettings as LogSettings
 from bertrain.config.sections import MlperfSettings as MlperfSettings
-from bertrain.config.sections import ModelSettings as ModelSettings
 from bertrain.config.sections import OptimizerSettings as OptimizerSettings
 from bertrain.config.sections import ScheduleSettings as ScheduleSettings
-from bertrain.config.sections import TaskSettings as TaskSettings
 from bertrain.config.sections import TrainSettings as TrainSettings
+from bertrain.config.task import TaskSettings as TaskSettings
 
 
 @dataclass(frozen=True, kw_only=True)

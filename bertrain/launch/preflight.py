@@ -23,7 +23,7 @@ import torch.distributed as dist
 
 from bertrain.base import machine
 from bertrain.base.errors import AgreedError, ReportedElsewhereError, UserError
-from bertrain.base.formatting import counted
+from bertrain.base.formatting import GIB, counted
 from bertrain.base.machine import is_first_rank
 from bertrain.base.schema import parse_json
 from bertrain.config import resolve as config
@@ -33,7 +33,6 @@ from bertrain.data.formats.source import open_data
 from bertrain.launch import facts as look
 from bertrain.launch.facts import Facts
 from bertrain.launch.job import RECIPE, Job, code_version, read_job
-from bertrain.planning.memory import GIB
 from bertrain.ranks import parallel
 from bertrain.ranks.parallel import Ranks
 

@@ -24,13 +24,13 @@ from bertrain.config.settings import Settings
 from bertrain.data.feed.loader import Loader
 from bertrain.mlperf.log import ResultLog
 from bertrain.optim.schedules import in_steps
+from bertrain.planning.convergence import TARGET
 from bertrain.ranks.parallel import Ranks, count_ranks
 from bertrain.run.checkpoint import Progress
 from bertrain.training.events import Events
 from bertrain.training.state import TrainState
 
 SUCCESS, ABORTED = "success", "aborted"
-TARGET = 0.720
 DROP_CACHES = Path("/proc/sys/vm/drop_caches")
 
 

@@ -14,6 +14,7 @@ from typing import Literal, get_args
 from bertrain.base.errors import UserError
 from bertrain.base.formatting import compact, counted, duration, wrap
 from bertrain.base.units import parse_duration
+from bertrain.config.choices import MODERN_MASK_PROBABILITY
 from bertrain.config.model_size import count_parameters, training_flops
 from bertrain.config.resolve import resolve
 from bertrain.config.settings import Settings
@@ -36,7 +37,6 @@ LEAST_STEP, LARGEST_STEP = 2048, 131_072  # tokens
 LONG_RUN_S = 2 * 3600
 WIDE_START = ("tiny", "mini")  # sizes that learn faster from larger initial weights
 EPOCHS_WITHOUT_DROPOUT = 20
-MASKED = "0.3"  # benchmarks/results/masking.json
 EVALUATIONS = 10
 SAVES = 8  # in a budget: what a kill may cost
 LONG_VALUE = 40  # characters of a choice
@@ -143,7 +143,7 @@ def make_plan(
     overrides = {"data.max_seq_length": length, "model.nsp": str(has_pairs).lower()}
     if not init:
         overrides["model.max_positions"] = length  # others would never be trained
-        overrides |= {"data.mask_probability": MASKED, "data.max_predictions": "0"}
+        overrides |= {"data.mask_probability": str(MODERN_MASK_PROBABILITY), "data.max_predictions": "0"}
     vocabulary = 0 if init else min(VOCABULARIES["large"], text.characters // CHARACTERS_PER_WORD_PIECE)
     size, why = ("tiny", "") if init else _choose_size(text, machine, seconds, size, overrides, vocabulary)
     recipe = f"bert-{size}"
@@ -202,7 +202,7 @@ def make_plan(
         choices.insert(2, Choice("size", f"{size} ({shape})", why))
         choices.insert(3, Choice("vocabulary", f"up to {vocabulary:,}", f"word pieces, from the text; for size {size}"))
         start = "4 heads, initial weights of 0.06" if size in WIDE_START else "a short run learns sooner"
-        choices.append(Choice("masked words", f"{float(MASKED):.0%}", "learns more in equal time than 15 %"))
+        choices.append(Choice("masked words", f"{MODERN_MASK_PROBABILITY:.0%}", "learns more in equal time than 15 %"))
         choices.append(Choice("first heads", "on adjacent words", start))
         reads = tokens / count_parameters(model)[1]
         if reads < FEW_TOKENS and not lengths:

@@ -28,7 +28,7 @@ from types import FrameType
 from bertrain.base.console import warn
 from bertrain.base.errors import RequeueError, StoppedError, UserError, nearest
 from bertrain.base.files import write_atomically
-from bertrain.base.formatting import counted
+from bertrain.base.formatting import GIB, counted
 from bertrain.base.machine import under_launcher
 from bertrain.base.schema import JsonError, load_json
 from bertrain.config.recipe import recipe_names
@@ -229,7 +229,6 @@ class Fit:
 
 def choose_slots(request: Request, planned: Sequence[PlannedRun], out: Path, asked: int) -> Slots:
     """How many of these runs to start at once, each on a share of the cores, and on one of the GPUs."""
-    from bertrain.planning.memory import GIB
     from bertrain.ranks.binding import assign_cores, read_topology, usable_cpus
     from bertrain.ranks.parallel import gpu_nodes
 
@@ -253,7 +252,6 @@ def check_runs(request: Request, planned: Sequence[PlannedRun], out: Path) -> Fi
     """Resolve every run as its process will, refuse what one of them would, and estimate the memory of the largest."""
     import torch
 
-    from bertrain.planning.memory import GIB
     from bertrain.planning.memory_fit import with_budget
     from bertrain.training.resolve_auto import estimate_token_budget, place_for
     from bertrain.training.resolved_run import ResolvedRun, resolve_run

@@ -258,17 +258,12 @@ def _prepare(plan: Plan, request: Request, out: Path) -> None:
     from bertrain.data.prepare.prepare import prepare
     from bertrain.data.text.progress import unit_progress
     from bertrain.data.text.vocabulary_training import train_vocabulary
-    from bertrain.weights.source import open_source
+    from bertrain.weights.source import open_source, vocabulary_of
 
     vocabulary, settings = out / "vocab.txt", plan.settings(out / HELD_OUT)
     lower_case = not request.cased
     if request.init:
-        words = open_source(request.init).vocabulary
-        if words is None:
-            raise UserError(
-                "missing-vocabulary",
-                f"{request.init} has no vocabulary; add one with `bertrain weights import --vocab FILE`",
-            )
+        words = vocabulary_of(open_source(request.init), request.init)
         words.save(vocabulary)
         lower_case = words.lower_case
     elif not vocabulary.is_file():

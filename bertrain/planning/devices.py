@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from bertrain.base.errors import UserError
+from bertrain.base.formatting import GIB
 from bertrain.base.schema import Finite, JsonError, check_value
 from bertrain.config.recipe import read_text, read_toml
 
@@ -98,7 +99,7 @@ def find_gpu(name: str) -> Gpu:
         fill_s=1e-6 * achieved["fill_us"],
         processors=entry["processors"],
         link=1e9 * entry["link"],
-        memory_bytes=int(entry["memory"] * (1 << 30)),
+        memory_bytes=int(entry["memory"] * GIB),
         inside=entry.get("inside", "nvlink"),
     )
 

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from bertrain.base.formatting import GIB
 from bertrain.config.choices import EngineName
 from bertrain.config.model_size import count_parameters
 from bertrain.config.settings import Settings
@@ -20,7 +21,6 @@ from bertrain.model.attention import BLOCK_WINDOWS
 from bertrain.optim.lamb import AdamW
 from bertrain.optim.registry import OPTIMIZERS
 
-GIB = 1 << 30
 PROCESS = 540 << 20  # Python with torch and the loader's batches, on a CPU
 LIBRARIES = "work space of libraries"
 CONTEXT = 1 << 30  # CUDA's context, libraries and their work space, what the allocator cannot use

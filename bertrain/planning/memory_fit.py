@@ -17,11 +17,12 @@ from typing import Literal
 import torch
 
 from bertrain.base.errors import UserError
+from bertrain.base.formatting import GIB
 from bertrain.base.machine import free_memory, read_or_empty
 from bertrain.config.choices import EngineName
 from bertrain.config.settings import Settings
 from bertrain.data.formats.source import DataSource
-from bertrain.planning.memory import GIB, BinSize, Estimate, estimate
+from bertrain.planning.memory import BinSize, Estimate, estimate
 
 BUDGET_STEP = 64  # token budgets found here are multiples of it, as 8-bit matrix products need
 

@@ -19,7 +19,7 @@ import numpy as np
 import numpy.typing as npt
 
 from bertrain.base.errors import UserError
-from bertrain.config.choices import EngineName, PolicyName
+from bertrain.config.choices import MASK_PROBABILITY, EngineName, PolicyName
 from bertrain.config.settings import Settings
 from bertrain.data.feed.balance import per_rank
 from bertrain.data.feed.batching import bin_capacity, choose_policy, step_rows, strata_of
@@ -27,7 +27,7 @@ from bertrain.data.feed.step_size import StepSize
 from bertrain.data.formats.masking import Ints, count_predictions
 from bertrain.data.formats.pack import read_lengths
 from bertrain.data.formats.source import DataSource
-from bertrain.planning.convergence import TARGET, evaluation_interval, has_points, samples_to_target
+from bertrain.planning.convergence import TARGET, has_points, mlperf_interval, samples_to_target
 from bertrain.planning.devices import Gpu, find_network
 from bertrain.planning.kernel_limits import has_kernels
 from bertrain.planning.memory_fit import BUDGET_STEP, Place, refuse_too_little, smallest_budget, with_budget
@@ -69,7 +69,7 @@ def deal_steps(settings: Settings, lengths: Ints, ranks: int, steps: int = STEPS
     """What each rank computes in some full steps, by the recipe's policy, and the mean sequences of a step."""
     batch, data = settings.batch, settings.data
     policy = choose_policy(batch.policy, group_size=batch.group_size, packing=batch.packing)
-    mean = float(lengths.mean())
+    mean = float(mean_of(lengths))
     capacity, narrow = bin_capacity(settings, mean), lengths.astype(np.int32)
     strata = strata_of(narrow, settings)
     loads, position = list[Load](), 0
@@ -149,7 +149,7 @@ def make_plan(wish: Wish, count: int) -> Plan:
     if wish.target:
         samples = samples_to_target(batch, wish.target)
         steps = math.ceil(sizes.steps_for(samples) if settings.batch.ramp_tokens else samples / sequences)
-        evaluations = samples / evaluation_interval(batch)
+        evaluations = samples / mlperf_interval(batch)
     else:
         steps = settings.train.last_step() or 0
         if not steps:
@@ -187,7 +187,9 @@ def evaluation_seconds(
     length = length or settings.data.max_seq_length / 2
     own = math.ceil(examples / cluster.count)
     bins = math.ceil(own / at_once)
-    load = Load(*(np.array([number]) for number in (bins, own * length, own * length**2, own * 0.15 * length, own)))
+    load = Load(
+        *(np.array([number]) for number in (bins, own * length, own * length**2, own * MASK_PROBABILITY * length, own))
+    )
     computing = float(compute_seconds(settings, load, cluster.gpu, design).sum())
     return FORWARD * max(computing, float(host_seconds(settings, load, design).sum()))
 

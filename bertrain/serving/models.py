@@ -14,12 +14,13 @@ from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 import torch
 
 from bertrain.base.errors import UserError
+from bertrain.config.choices import Device
 from bertrain.config.settings import TrainSettings
 from bertrain.data.text.tokenizer import AnyTokenizer, tokenizer_of
 from bertrain.ranks.parallel import Ranks
@@ -37,7 +38,6 @@ from bertrain.weights.hub import locate
 from bertrain.weights.sentence_transformers import read_pipeline
 from bertrain.weights.source import open_source
 
-Device = Literal["auto", "cpu", "cuda"]
 MAX_GUESSES = 50_000  # for the masks of one request
 FOREVER = ""  # for train.hang_timeout: a server may wait for requests
 

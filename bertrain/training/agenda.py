@@ -17,6 +17,7 @@ from typing import Literal
 from bertrain.base.units import parse_duration, parse_fits, parse_steps
 from bertrain.config.settings import EvaluateSettings, Settings, TrainSettings
 from bertrain.data.feed.step_size import StepSize
+from bertrain.planning.convergence import mlperf_interval
 from bertrain.planning.time_budget import FORWARD_SHARE, LOOK_SHARE, UNKNOWN_STEPS, Plan, make_plan
 from bertrain.ranks.signals import END, FIT, GO_ON, REQUEUE, SAVE, STOP
 from bertrain.run.checkpoint import Progress
@@ -299,11 +300,6 @@ def passes_multiple(before: int, after: int, interval: int) -> bool:
 def evaluation_interval(settings: EvaluateSettings, sequences: int) -> int:
     """Examples between evaluations, for steps of so many sequences; 0: evaluate only at the end."""
     return mlperf_interval(sequences) if settings.rule == "mlperf" else settings.every_samples
-
-
-def mlperf_interval(sequences: int) -> int:
-    """0.05 (230.23 sequences + 3,000,000), rounded down to a multiple of 25,000: MLPerf's rule for BERT."""
-    return (23023 * sequences + 300_000_000) // 2000 // 25_000 * 25_000  # in integers, so that no digit is lost
 
 
 def time_limit(settings: TrainSettings) -> tuple[float, str]:

@@ -21,9 +21,9 @@ from bertrain.run import checkpoint
 from bertrain.run.folder import Run
 from bertrain.training.resolved_run import resolve_run
 from bertrain.training.start import Trained, start
+from bertrain.weights.source import NEWEST
 
 OF_THE_DECAY = "schedule.decay", "schedule.power", "schedule.floor"
-NEWEST = "newest"
 
 
 @dataclass(frozen=True)

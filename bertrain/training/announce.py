@@ -10,14 +10,13 @@ from pathlib import Path
 import torch
 
 from bertrain.base.console import Console, warn
-from bertrain.base.formatting import counted, duration, wrap
+from bertrain.base.formatting import GIB, counted, duration, wrap
 from bertrain.config.model_size import count_parameters, training_flops
 from bertrain.config.settings import Settings
 from bertrain.data.feed.balance import WORTH_MENDING, better_budget, describe_balance, mean_idle_share
 from bertrain.data.feed.loader import Loader, Step, training_examples
 from bertrain.data.formats.source import DataSource
 from bertrain.planning.devices import gpu_like
-from bertrain.planning.memory import GIB
 from bertrain.planning.memory_fit import with_budget
 from bertrain.planning.plan import AnyInts, Prediction, predict_run
 from bertrain.planning.speed import training_speed

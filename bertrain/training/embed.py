@@ -8,14 +8,13 @@ from dataclasses import dataclass, replace
 from itertools import islice
 from pathlib import Path
 from time import perf_counter
-from typing import Literal
 
 import torch
 
 from bertrain.base.console import remark
 from bertrain.base.errors import UserError
 from bertrain.base.formatting import counted
-from bertrain.config.choices import EmbeddingPrecision, Pooling
+from bertrain.config.choices import Device, EmbeddingPrecision, Pooling
 from bertrain.config.settings import BatchSettings, DataSettings, Settings, TaskSettings, TrainSettings
 from bertrain.data.feed.loader import Loader, in_background
 from bertrain.data.formats.block import Block
@@ -33,7 +32,7 @@ from bertrain.training.task_evaluator import TOKENS_AT_ONCE
 from bertrain.training.vector_files import SHARD_ROWS, SUFFIXES, VectorFile, Vectors
 from bertrain.weights.hub import locate
 from bertrain.weights.sentence_transformers import SentencePipeline, find_pipeline
-from bertrain.weights.source import NEWEST, open_source
+from bertrain.weights.source import NEWEST, open_source, vocabulary_of
 from bertrain.weights.tensors import Weights, load_tensors
 
 
@@ -70,14 +69,11 @@ class Encoder:
         normalize: bool | None = None,
         max_seq_length: int = 0,
         precision: EmbeddingPrecision = "auto",
-        device: Literal["auto", "cpu", "cuda"] = "auto",
+        device: Device = "auto",
     ) -> Encoder:
         """Read the encoder of `source`. What is not given follows from its files, or is mean, normalized, and whole."""
         opened = open_source(source, which=which)
-        vocabulary = opened.vocabulary
-        if vocabulary is None:
-            cure = "put its vocab.txt there, or use `bertrain weights import --vocab FILE`"
-            raise UserError("missing-vocabulary", f"{source} has no vocabulary; {cure}")
+        vocabulary = vocabulary_of(opened, source)
         usual = _usual_pipeline(locate(source), is_run=opened.kind == "run")
         if opened.settings is not None:
             opened = replace(opened, settings=replace(opened.settings, head="embed", pooling=pooling or usual.pooling))
@@ -158,7 +154,7 @@ def embed(
     normalize: bool | None = None,
     max_seq_length: int = 0,
     precision: EmbeddingPrecision = "auto",
-    device: Literal["auto", "cpu", "cuda"] = "auto",
+    device: Device = "auto",
 ) -> Vectors | Embedded:
     """Embed texts by a run, or by weights of any format that `show_weights` reads.
 

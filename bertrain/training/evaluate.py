@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import math
 import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
-from typing import Literal
 
 import torch
 
@@ -17,7 +15,7 @@ from bertrain.base.console import remark
 from bertrain.base.errors import UserError
 from bertrain.base.formatting import duration
 from bertrain.base.machine import is_first_rank
-from bertrain.config.choices import MASK_PROBABILITY
+from bertrain.config.choices import MASK_PROBABILITY, Device
 from bertrain.config.settings import Settings
 from bertrain.data.feed.loader import Loader, has_pairs
 from bertrain.data.formats.source import DataSource, open_data
@@ -31,7 +29,7 @@ from bertrain.run.folder import refuse_other_vocabulary
 from bertrain.run.metrics import averages
 from bertrain.training.engine import Predictor, predictor
 from bertrain.training.precision import set_precision
-from bertrain.weights.source import build_model, read_weights
+from bertrain.weights.source import build_model, read_weights, vocabulary_of
 from bertrain.weights.tensors import Weights
 
 KEPT_BYTES = 1 << 30  # of a rank's held-out batches on its device; if they are larger, they are built each time
@@ -43,7 +41,7 @@ def evaluate(
     *,
     which: str = "newest",
     max_examples: int = 0,
-    device: Literal["auto", "cpu", "cuda"] = "auto",
+    device: Device = "auto",
 ) -> dict[str, float]:
     """Loss and accuracy of a run on a prepared folder, or of a fine-tuned one on its task; and the checkpoint's step.
 
@@ -52,9 +50,9 @@ def evaluate(
 
     Example: bertrain.evaluate("runs/tiny", "data")["mlm_accuracy"]
     """
-    from bertrain.training.finetuned import settings_of
+    from bertrain.training.prediction_settings import prediction_settings
 
-    settings = settings_of(run)
+    settings = prediction_settings(run)
     if settings.task.name:
         from bertrain.training.predict import evaluate_task
 
@@ -67,11 +65,9 @@ def evaluate(
         if is_first_rank():
             remark(f"evaluating on {data}, the run's evaluate.data; --data names another folder")
     weights = read_weights(run, which)
-    if weights.vocabulary is None:
-        cure = "put its vocab.txt or tokenizer.json there"
-        raise UserError("missing-vocabulary", f"{run} has no tokenizer; {cure}")
-    held_out = open_data(data, vocab=weights.vocabulary, verify=settings.data.verify, quiet=not is_first_rank())
-    refuse_other_vocabulary(held_out, weights.vocabulary.hash)
+    vocabulary = vocabulary_of(weights, run)
+    held_out = open_data(data, vocab=vocabulary, verify=settings.data.verify, quiet=not is_first_rank())
+    refuse_other_vocabulary(held_out, vocabulary.hash)
     if settings.model.nsp and not has_pairs(held_out):
         settings = replace(settings, model=replace(settings.model, nsp=False))
         if is_first_rank():
@@ -123,8 +119,8 @@ def with_bert_masks(settings: Settings) -> Settings:
     data = settings.data
     if data.mask_probability == MASK_PROBABILITY:
         return settings
-    predictions = math.ceil(MASK_PROBABILITY * data.max_seq_length)
-    return replace(settings, data=replace(data, mask_probability=MASK_PROBABILITY, max_predictions=predictions))
+    data = replace(data, mask_probability=MASK_PROBABILITY)
+    return replace(settings, data=replace(data, max_predictions=data.usual_predictions()))
 
 
 class HeldOutEvaluator:

@@ -7,12 +7,12 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from itertools import pairwise
 from pathlib import Path
-from typing import Literal
 
 import numpy as np
 import torch
 
 from bertrain.base.errors import UserError
+from bertrain.config.choices import Device
 from bertrain.config.settings import BatchSettings, DataSettings, Settings, TaskSettings, TrainSettings
 from bertrain.data.feed.loader import Loader
 from bertrain.data.formats.block import Block, Masks, flat_ranges
@@ -24,7 +24,7 @@ from bertrain.tasks.data import TaskData
 from bertrain.training.engine import Predictor
 from bertrain.training.evaluate import load_predictor
 from bertrain.training.task_evaluator import TOKENS_AT_ONCE
-from bertrain.weights.source import NEWEST, read_weights
+from bertrain.weights.source import NEWEST, read_weights, vocabulary_of
 
 
 @dataclass(frozen=True)
@@ -38,7 +38,7 @@ def fill_mask(
     sentences: str | list[str],
     *,
     top: int = 5,
-    device: Literal["auto", "cpu", "cuda"] = "auto",
+    device: Device = "auto",
 ) -> list[list[list[Guess]]]:
     """The `top` guesses for each [MASK] of each sentence, by weights in any format that `show_weights` reads.
 
@@ -53,14 +53,12 @@ def open_filler(
     source: str | Path,
     which: str = NEWEST,
     *,
-    device: Literal["auto", "cpu", "cuda"] = "auto",
+    device: Device = "auto",
     hang_timeout: str = TrainSettings.hang_timeout,
 ) -> Iterator[MaskFiller]:
     """The model with an MLM head of `source`, in fp32 on a device."""
     weights = read_weights(source, which)
-    if weights.vocabulary is None:
-        cure = "put its vocab.txt there, or use `bertrain weights import --vocab FILE`"
-        raise UserError("missing-vocabulary", f"{source} has no vocabulary; {cure}")
+    vocabulary = vocabulary_of(weights, source)
     if weights.settings.head != "pretrain":
         why = f"{source} is fine-tuned and has no MLM head"
         raise UserError("no-pretraining-head", f"{why}; use the weights that it was fine-tuned from")
@@ -74,7 +72,7 @@ def open_filler(
     with load_predictor(weights, settings) as (predict, ranks):
         budget = max(TOKENS_AT_ONCE[ranks.device.type], longest)
         settings = replace(settings, batch=BatchSettings(sequences=1, token_budget=budget))
-        yield MaskFiller(settings, weights.vocabulary, tokenizer_of(weights.vocabulary), predict, ranks)
+        yield MaskFiller(settings, vocabulary, tokenizer_of(vocabulary), predict, ranks)
 
 
 @dataclass(frozen=True)

@@ -2,27 +2,18 @@
 
 from __future__ import annotations
 
-import math
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from bertrain.base.errors import UserError
-from bertrain.config.choices import MASK_PROBABILITY
-from bertrain.config.resolve import override
-from bertrain.config.settings import BatchSettings, DataSettings, Settings, TaskSettings, TrainSettings
+from bertrain.config.settings import Settings
 from bertrain.data.text.vocabulary import Vocabulary
 from bertrain.run.folder import Run
 from bertrain.tasks.tag.schemes import recognize
-from bertrain.training.task_evaluator import TOKENS_AT_ONCE
-from bertrain.weights.companions import FINETUNED_AS, is_transformers_folder
-from bertrain.weights.hub import locate
-from bertrain.weights.source import NEWEST, open_source, read_weights
-from bertrain.weights.tensors import OpenedWeights, Weights
-
-TASKS = {"classify": "classify", "multilabel": "classify", "regress": "classify", "span": "squad/v1.1", "tag": "tag"}
-"""The task by head of weights that name none. Without a setting to say so, every question has an answer."""
-TARGETS = {"classify": "class", "multilabel": "classes", "regress": "number"}
+from bertrain.training.prediction_settings import finetuned_settings, is_weights, without_task
+from bertrain.weights.source import NEWEST, read_weights, vocabulary_of
+from bertrain.weights.tensors import Weights
 
 
 @dataclass(frozen=True)
@@ -39,52 +30,13 @@ class FineTuned:
     def open(source: str | Path, which: str = NEWEST) -> FineTuned:
         run = None if is_weights(source) else Run.open(source)
         if run is not None and not run.settings.task.name:
-            raise _without_task(source)
+            raise without_task(source)
         weights = read_weights(source, which)
-        settings = run.settings if run else _settings_of(weights, source)
-        if weights.vocabulary is None:
-            cure = "put its vocab.txt or tokenizer.json there"
-            raise UserError("missing-vocabulary", f"{source} has no tokenizer; {cure}")
+        settings = run.settings if run else finetuned_settings(weights, source)
+        vocabulary = vocabulary_of(weights, source)
         if run is not None:
-            return FineTuned(weights, settings, weights.vocabulary, run.task, run.data)
-        return FineTuned(weights, settings, weights.vocabulary, _task_of(weights, source), None)
-
-
-def is_weights(source: str | Path) -> bool:
-    """Whether a source is a folder, or a file in one, of Transformers: what is neither can only be a run."""
-    path = locate(source)
-    return is_transformers_folder(path if path.is_dir() else path.parent)
-
-
-def settings_of(source: str | Path) -> Settings:
-    """The settings of a run, or those by which weights predict."""
-    if not is_weights(source):
-        return Run.open(source).settings
-    weights = open_source(source)
-    model = weights.settings
-    if model is None or model.head != "pretrain":
-        return _settings_of(weights, source)
-    longest = model.max_positions
-    return Settings(
-        model=model,
-        data=DataSettings(max_seq_length=longest, max_predictions=math.ceil(MASK_PROBABILITY * longest)),
-        batch=BatchSettings(sequences=1, token_budget=max(TOKENS_AT_ONCE["cpu"], longest)),
-        train=TrainSettings(precision="fp32"),
-    )
-
-
-def _settings_of(weights: Weights | OpenedWeights, source: str | Path) -> Settings:
-    """The settings that weights were exported with; of those that Transformers wrote, the usual ones, in fp32."""
-    model = weights.settings
-    if model is None or model.head not in TASKS:
-        raise _without_task(source)
-    usual = {"task.name": TASKS[model.head], "task.target": TARGETS.get(model.head, "class")}
-    longest, question = model.max_positions, min(TaskSettings.max_query_length, model.max_positions // 2)
-    usual |= {"data.max_seq_length": str(longest), "task.max_query_length": str(question), "train.precision": "fp32"}
-    if not weights.finetuned_as:  # Transformers trains on words
-        usual["task.text_split"] = "spaces"
-    plain = Settings(model=replace(model, nsp=False), batch=BatchSettings(sequences=1, token_budget=0))
-    return override(plain, usual | weights.finetuned_as, also=FINETUNED_AS)
+            return FineTuned(weights, settings, vocabulary, run.task, run.data)
+        return FineTuned(weights, settings, vocabulary, _task_of(weights, source), None)
 
 
 def _task_of(weights: Weights, source: str | Path) -> dict[str, Any]:
@@ -103,8 +55,3 @@ def _task_of(weights: Weights, source: str | Path) -> dict[str, Any]:
     except ValueError as error:
         raise UserError("mixed-schemes", f"{source} has {error} in id2label; use only one scheme") from None
     return {"head": head, "labels": labels, "scheme": scheme.name, "is_prefixed": scheme.is_prefixed}
-
-
-def _without_task(source: str | Path) -> UserError:
-    cure = f"bertrain finetune classify --init {source} --data labels.csv --run runs/labels"
-    return UserError("no-task", f"{source} was pre-trained, not fine-tuned for a task; fine-tune it first: {cure}")

@@ -6,12 +6,13 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 
 from bertrain.base.console import remark
 from bertrain.base.errors import UserError
+from bertrain.config.choices import Device
 from bertrain.config.resolve import override
 from bertrain.config.settings import Settings
 from bertrain.ranks import parallel
@@ -40,7 +41,7 @@ def evaluate_task(
     data: str | Path | None = None,
     *,
     which: str = "newest",
-    device: Literal["auto", "cpu", "cuda"] = "auto",
+    device: Device = "auto",
     batch_size: int = 0,
     overrides: Sequence[tuple[str, str]] = (),
 ) -> dict[str, Any]:
@@ -71,7 +72,7 @@ def predict(
     *,
     texts: str | Sequence[str] = (),
     which: str = "newest",
-    device: Literal["auto", "cpu", "cuda"] = "auto",
+    device: Device = "auto",
     batch_size: int = 0,
     overrides: Sequence[tuple[str, str]] = (),
 ) -> Any:
@@ -169,7 +170,7 @@ def open_model(
     run: str | Path,
     data: str | Path | None,
     which: str,
-    device: Literal["auto", "cpu", "cuda"],
+    device: Device,
     batch_size: int,
     overrides: Sequence[tuple[str, str]],
     has_files: bool = True,

@@ -7,7 +7,6 @@ GPU then tries out. `train.seed -1` draws from the system's entropy.
 from __future__ import annotations
 
 import gc
-import math
 import os
 import secrets
 from dataclasses import replace
@@ -15,11 +14,11 @@ from dataclasses import replace
 import torch
 
 from bertrain.base.errors import AgreedError
+from bertrain.base.formatting import GIB
 from bertrain.config.settings import Settings
 from bertrain.data.feed.loader import Loader
 from bertrain.data.formats.source import DataSource
 from bertrain.planning import memory_fit
-from bertrain.planning.memory import GIB
 from bertrain.planning.time_budget import with_fits
 from bertrain.ranks import parallel
 from bertrain.run.folder import Run
@@ -69,8 +68,7 @@ def fit_to_data(settings: Settings, data: DataSource) -> tuple[Settings, list[st
         sizes = replace(sizes, max_seq_length=data.max_seq_length)
         taken.append(f"data.max_seq_length {data.max_seq_length}")
     if not sizes.max_predictions:
-        share = math.ceil(sizes.mask_probability * sizes.max_seq_length - 1e-9)
-        sizes = replace(sizes, max_predictions=data.max_predictions or share)
+        sizes = replace(sizes, max_predictions=data.max_predictions or sizes.usual_predictions())
         taken.append(f"data.max_predictions {sizes.max_predictions}")
     settings = replace(settings, model=model, data=sizes)
     if settings.train.epochs:

@@ -14,7 +14,7 @@ from bertrain.weights.card import model_card
 from bertrain.weights.hub import locate
 from bertrain.weights.onnx_graph import VECTOR
 from bertrain.weights.sentence_transformers import find_pipeline
-from bertrain.weights.source import NEWEST, open_source, read_weights, refuse_incomplete
+from bertrain.weights.source import NEWEST, open_source, read_weights, refuse_incomplete, vocabulary_of
 from bertrain.weights.tensors import WRITTEN_PADDINGS, Kind, Weights, list_names, load_tensors
 
 FORMATS = ("huggingface", "nvidia", "onnx")
@@ -102,7 +102,7 @@ def export(
     except UserError as error:
         raise UserError(error.code, f"{error}; `bertrain weights import` accepts weights without heads") from None
     if to == "huggingface":
-        _refuse_without_vocabulary(weights, source)
+        vocabulary_of(weights, source)
         card = model_card(Run.open(source), weights.global_step) if weights.kind == "run" else ""
         huggingface.write_folder(Path(out), weights, pad_vocab_to=padding, card=card, as_fp16=precision == "fp16")
         return Path(out)
@@ -127,7 +127,7 @@ def _export_onnx(source: str | Path, out: Path, which: str, precision: str) -> P
         _refuse_incomplete_encoder(weights)  # an encoder without heads is exported as such
     else:
         refuse_incomplete(weights)
-    _refuse_without_vocabulary(weights, source)
+    vocabulary_of(weights, source)
     agreement = onnx.write_folder(out, weights, chosen)
     remark(f"checked in onnxruntime: {agreement.describe()}")
     if weights.settings.head == "embed":
@@ -150,13 +150,6 @@ def _read_with_pipeline(source: str | Path, which: str) -> Weights:
         return load_tensors(opened)
     settings = replace(opened.settings, head="embed", pooling=pipeline.pooling)
     return replace(load_tensors(replace(opened, settings=settings)), normalizes=pipeline.normalize)
-
-
-def _refuse_without_vocabulary(weights: Weights, source: str | Path) -> None:
-    if weights.vocabulary is None:
-        raise UserError(
-            "missing-vocabulary", f"{source} has no vocabulary; add one with `bertrain weights import --vocab FILE`"
-        )
 
 
 def _check_padding(pad_vocab_to: int) -> None:

@@ -11,6 +11,7 @@ from torch import Tensor
 from bertrain.base.console import warn
 from bertrain.base.errors import UserError
 from bertrain.base.formatting import counted
+from bertrain.data.text.vocabulary import Vocabulary
 from bertrain.model.encoder import EncoderModel
 from bertrain.model.families import new_model
 from bertrain.run import checkpoint
@@ -186,6 +187,14 @@ def build_model(weights: Weights) -> EncoderModel:
     model = new_model(weights.settings)
     model.load_state_dict({name: weights.tensors[name] for name in model.state_dict()})
     return model.eval()
+
+
+def vocabulary_of(weights: Weights | OpenedWeights, source: str | Path) -> Vocabulary:
+    """The vocabulary of the weights at `source`; refuses weights without one."""
+    if weights.vocabulary is None:
+        cure = "put its vocab.txt or tokenizer.json there, or use `bertrain weights import --vocab FILE`"
+        raise UserError("missing-vocabulary", f"{source} has no vocabulary; {cure}")
+    return weights.vocabulary
 
 
 def refuse_incomplete(weights: Weights) -> None:

@@ -17,7 +17,7 @@ import bertrain
 from bertrain.data.feed.loader import Loader
 from bertrain.data.formats.source import open_data
 from bertrain.data.prepare.prepare import prepare
-from bertrain.training.finetuned import settings_of
+from bertrain.training.prediction_settings import prediction_settings
 from tests import helpers
 from tests.served import started
 
@@ -55,7 +55,7 @@ def test_it_is_evaluated_as_transformers_would(tmp_path: Path) -> None:
     prepare(text, tmp_path / "pairs", max_seq_length=128, reference=True, max_predictions=20, masked_lm_prob=0.15)
     result = bertrain.evaluate(MODEL, tmp_path / "pairs", max_examples=40)
     assert "step" not in result
-    settings = settings_of(MODEL)
+    settings = prediction_settings(MODEL)
     loader = Loader(open_data(tmp_path / "pairs"), settings, rank=0, world=1, pin_memory=False)
     model = transformers.BertForPreTraining.from_pretrained(MODEL, dtype=torch.float32).eval()
     words, order = [], []

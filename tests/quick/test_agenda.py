@@ -10,10 +10,11 @@ import pytest
 
 from bertrain.data.feed.step_size import StepSize
 from bertrain.optim.schedules import learning_rate
+from bertrain.planning.convergence import mlperf_interval
 from bertrain.planning.time_budget import LEAST_EXAMPLES, RESERVE, UNKNOWN_STEPS, Plan, make_plan
 from bertrain.ranks.signals import END, FIT, GO_ON, SAVE, STOP
 from bertrain.run.checkpoint import Progress
-from bertrain.training.agenda import Agenda, Due, mlperf_interval, passes_multiple, time_limit
+from bertrain.training.agenda import Agenda, Due, passes_multiple, time_limit
 from tests import helpers
 
 

@@ -27,6 +27,7 @@ def test_odd_lengths_are_remarked_on() -> None:
     assert remarks(helpers.tiny_settings(train__budget="1h"), 0.5) == [], "the length is not known yet"
 
 
+@pytest.mark.filterwarnings("error")  # nor says anything of it
 def test_only_gpus_of_the_table_have_a_prediction_and_no_run_fails_of_it(monkeypatch: pytest.MonkeyPatch) -> None:
     settings = resolve("mlperf-nvidia-1x8x48-packed", [("train.device", "cuda")])
     lengths = np.full(4096, 512, dtype=np.int32)

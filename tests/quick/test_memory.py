@@ -10,6 +10,7 @@ import pytest
 import torch
 
 from bertrain.base.errors import UserError
+from bertrain.base.formatting import GIB
 from bertrain.config.model_size import count_parameters
 from bertrain.config.recipe import recipe_names
 from bertrain.config.resolve import resolve
@@ -20,7 +21,7 @@ from bertrain.model.bert import Bert
 from bertrain.model.initialization import uninitialized
 from bertrain.optim import lamb, muon
 from bertrain.optim.registry import OPTIMIZERS, build_optimizer
-from bertrain.planning.memory import GIB, PROCESS, BinSize, estimate
+from bertrain.planning.memory import PROCESS, BinSize, estimate
 from bertrain.planning.memory_fit import Place, cgroup_room, largest_budget, refuse_too_little, with_budget
 from bertrain.training import resolve_auto
 from bertrain.training.announce import dry_run

@@ -25,7 +25,7 @@ from bertrain.mlperf.experiment import (
     tensor_names,
 )
 from bertrain.mlperf.log import read_log
-from bertrain.training.agenda import mlperf_interval
+from bertrain.planning.convergence import mlperf_interval
 from tests import helpers
 from tests.miniature import make_miniature, miniature_settings
 

@@ -9,12 +9,12 @@ from typing import Any
 
 import pytest
 
+from bertrain.base.formatting import GIB
 from bertrain.base.machine import Gpu
 from bertrain.launch import facts as look
 from bertrain.launch.facts import Facts
 from bertrain.launch.job import Job, JobSpec, Task, make_job, place
 from bertrain.launch.preflight import Link, compare, ring_links
-from bertrain.planning.memory import GIB
 from tests import helpers
 
 VERSION = {"bertrain": "0.1.0 (files 0123456789ab)", "torch": "2.13.0"}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import statistics
 from dataclasses import replace
 from pathlib import Path
@@ -10,6 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from bertrain.cli.plan import _fit as fit
 from bertrain.config.model_size import count_parameters
 from bertrain.config.resolve import resolve
 from bertrain.planning import collectives, convergence
@@ -237,7 +239,7 @@ def test_no_points_outside_the_reference(batch: int) -> None:
 
 def test_evaluations_follow_the_rule_of_mlperf() -> None:
     values = {768: 150_000, 3072: 175_000, 4608: 200_000, 8192: 225_000, 13888: 300_000, 16384: 325_000}
-    assert {batch: convergence.evaluation_interval(batch) for batch in values} == values
+    assert {batch: convergence.mlperf_interval(batch) for batch in values} == values
 
 
 # --- devices ------------------------------------------------------------------------------------------
@@ -344,6 +346,13 @@ def test_backwards_questions_choose_the_token_budget() -> None:
     assert (found.count, make_plan(wish(target=0.72), 16).seconds > 240) == (16, True)
     assert found.token_budget < SETTINGS.batch.token_budget
     assert fastest_for(wish(target=0.72, price=3.0), 100, 16) == replace(found, price=3 * found.gpu_hours)
+
+
+def test_a_plan_without_data_masks_the_share_of_its_model_family() -> None:
+    for recipe, share in (("modernbert-base", 0.3), ("bert-base", 0.15)):
+        settings = resolve(recipe, {"data.max_seq_length": "512", "data.max_predictions": "0"})
+        fitted, _, _ = fit(settings, find_gpu("h200"), None, None, for_target=False)
+        assert fitted.data.max_predictions == math.ceil(share * 512)
 
 
 def test_a_plan_that_does_not_fit_is_refused() -> None:

@@ -259,6 +259,20 @@ def test_no_letter_is_dropped_in_silence(
         extract([tmp_path / "cut.txt"], tmp_path / "cut", document_end=document_end)
 
 
+def test_a_document_that_loses_all_its_letters_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "in").mkdir()
+    (tmp_path / "in" / "plain.txt").write_text("Plain text.\n")
+    files = [tmp_path / "in" / f"{number:03}.txt" for number in range(103)]  # more than PROBLEMS_LISTED
+    for path in files:
+        path.write_bytes("Москва".encode("cp1251"))
+    made = extract([tmp_path / "in"], tmp_path / "out", on_error="skip")
+    assert made["skipped"] == {"empty": 103}
+    assert made["lost_bytes"] == {str(path): 1 for path in files}
+    assert "103 lines in 103 files had bytes that cannot be decoded" in " ".join(capsys.readouterr().err.split())
+    with helpers.refused("no-document", "--encoding"):
+        extract(files[:3], tmp_path / "none", on_error="skip")
+
+
 def test_an_encoding_is_that_of_the_files_that_are_not_utf8(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "in").mkdir()
     for name, encoding in (("a", "utf-8"), ("b", "cp1250"), ("c", "ascii")):

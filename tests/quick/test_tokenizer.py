@@ -14,7 +14,7 @@ import pytest
 from hypothesis import assume, example, given
 from hypothesis import strategies as st
 
-from bertrain.config.sections import ModelSettings
+from bertrain.config.model import ModelSettings
 from bertrain.data.text import tokenizer as tokenizer_module
 from bertrain.data.text import vocabulary_training
 from bertrain.data.text.tokenizer import Tokenizer, build_pipeline

@@ -18,8 +18,8 @@ from bertrain.tasks.tag.task import TagSplit
 from bertrain.tasks.task import TaskOutputs
 from bertrain.training.engine import predictor
 from bertrain.training.finetune import finetune
-from bertrain.training.finetuned import settings_of
 from bertrain.training.predict import evaluate_task, predict
+from bertrain.training.prediction_settings import prediction_settings
 from bertrain.training.task_evaluator import TaskEvaluator
 from bertrain.training.task_results import classes_of, metrics_of
 from bertrain.weights.export import export, import_weights
@@ -136,7 +136,7 @@ def test_a_tagger_is_transformers_too(mini: Miniature, tagger: Path, tmp_path: P
 
 def test_a_tagger_of_transformers_comes_in(mini: Miniature, tagger: Path, tmp_path: Path) -> None:
     export(tagger, tmp_path / "theirs")
-    assert settings_of(tmp_path / "theirs").task.text_split == "spaces", "as the run"
+    assert prediction_settings(tmp_path / "theirs").task.text_split == "spaces", "as the run"
     imported = import_weights(tmp_path / "theirs", tmp_path / "in")
     assert not imported.missing
     assert not imported.left_over

@@ -13,7 +13,6 @@ file, as the manifest of a prepared folder does.
 
 from __future__ import annotations
 
-import codecs
 import fcntl
 import hashlib
 import json
@@ -36,6 +35,7 @@ from bertrain.data.formats import hdf5, tfrecord
 from bertrain.data.formats.block import Block, flat_ranges
 from bertrain.data.formats.layouts import DECODERS, BadRecord, Fields
 from bertrain.data.formats.masking import Ints
+from bertrain.data.text.streams import decode_beginning
 
 INDEX_VERSION = 1
 INDEX = ".bertrain-index"
@@ -237,14 +237,6 @@ def find_files(folder: Path) -> list[tuple[Path, str]]:
     return [(path, _kind_of(path)) for path in paths]
 
 
-def _is_text(beginning: bytes) -> bool:
-    try:
-        text, _ = codecs.utf_8_decode(beginning, "strict", False)  # a character may be cut off at the end
-    except UnicodeDecodeError:
-        return False
-    return bool(text) and "".join(text.split()).isprintable()
-
-
 def _kind_of(path: Path) -> str:
     with reading(path), open(path, "rb") as stream:
         first_bytes = stream.read(16)
@@ -256,7 +248,8 @@ def _kind_of(path: Path) -> str:
         raise UserError(
             "compressed-data", f"{path} is compressed with gzip; unpack it: gunzip {shlex.quote(str(path))}"
         )
-    if _is_text(first_bytes):
+    text = decode_beginning(first_bytes)
+    if text and "".join(text.split()).isprintable():
         raise UserError("not-prepared", f"{path} is text, which is not prepared yet; {MAKE_DATA}")
     raise UserError("unknown-layout", f"{path} is neither an HDF5 nor a TFRecord file; repair or remove it")
 

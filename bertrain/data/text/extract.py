@@ -118,7 +118,8 @@ def extract(
         remark(sentence)
     if tally.lost_bytes:
         lines = counted(tally.counts["lines_not_utf8"], "line")
-        warn(f"{lines} had bytes that cannot be decoded, which were left out, in {few(tally.lost_bytes)}")
+        files = counted(len(tally.lost_bytes), "file")
+        warn(f"{lines} in {files} had bytes that cannot be decoded, which were left out: {few(tally.lost_bytes)}")
     mean = tally.counts["sentences"] / tally.counts["documents"]
     if mean < 2 and tally.counts["documents"] >= 20 and "text" in found.forms:
         cure = "if these are parts of longer ones, give another --document-end, such as file or size"
@@ -273,6 +274,9 @@ class _Tally:
                 raise UserError("damaged-input", f"{result.problem}{cure}")
             if not result.lines_not_utf8 and len(self.problems) < PROBLEMS_LISTED:
                 self.problems.append(str(result.problem))
+        self.counts["lines_not_utf8"] += result.lines_not_utf8
+        if result.lines_not_utf8:
+            self.lost_bytes[result.name] += result.lines_not_utf8
         characters = sum(map(len, result.document))
         if reason := result.skipped or self._reason_to_skip(result.document, characters):
             self.skipped[reason] += 1
@@ -280,9 +284,6 @@ class _Tally:
         self.counts["documents"] += 1
         self.counts["sentences"] += len(result.document)
         self.counts["characters"] += characters
-        self.counts["lines_not_utf8"] += result.lines_not_utf8
-        if result.lines_not_utf8 and (result.name in self.lost_bytes or len(self.lost_bytes) < PROBLEMS_LISTED):
-            self.lost_bytes[result.name] += result.lines_not_utf8
         return True
 
     def _reason_to_skip(self, document: Document, characters: int) -> str:
@@ -303,7 +304,7 @@ class _Tally:
             records = self.skipped.total()
             found = f"none of its {records:,} documents was kept ({reasons})" if records else "it is empty"
             cure = "name files or folders of text"
-            if self.skipped["not text"]:
+            if self.skipped["not text"] or self.lost_bytes:
                 cure += ", or the encoding, such as --encoding utf-16"
             raise UserError("no-document", f"the input has no text: {found}; {cure}")
 

@@ -55,7 +55,7 @@ def recode(stream: Stream, encoding: str) -> Stream:
     """
     if encoding == "auto":
         encoding = guess_encoding(stream.bytes.peek(BUFFER))
-    elif _has_utf8_letters(stream.bytes.peek(BUFFER)):
+    elif not (decode_beginning(stream.bytes.peek(BUFFER)) or "").isascii():  # in others hardly any text is UTF-8
         encoding = "utf-8"
     if codecs.lookup(encoding).name == "utf-8":
         return stream  # whoever reads it checks it
@@ -85,11 +85,8 @@ def guess_encoding(beginning: bytes) -> str:
     """
     if beginning.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
         return "utf-16"
-    try:
-        codecs.utf_8_decode(beginning, "strict", False)  # a character may be cut off at the end
+    if decode_beginning(beginning) is not None:
         return "utf-8"
-    except UnicodeDecodeError:
-        pass
     try:
         text = beginning.decode(GUESSED)
     except UnicodeDecodeError:
@@ -109,13 +106,12 @@ def is_guess(recoded: Stream, encoding: str) -> bool:
     return recoded.encoding == "utf-8" and codecs.lookup(encoding).name != "utf-8"
 
 
-def _has_utf8_letters(beginning: bytes) -> bool:
-    """Whether a text has letters beyond ASCII, and all are UTF-8; in other encodings hardly any text passes."""
+def decode_beginning(beginning: bytes) -> str | None:
+    """The beginning of a text, whose last character may be cut off; None if it is not UTF-8."""
     try:
-        text, _ = codecs.utf_8_decode(beginning, "strict", False)  # a character may be cut off at the end
+        return codecs.utf_8_decode(beginning, "strict", False)[0]
     except UnicodeDecodeError:
-        return False
-    return not text.isascii()
+        return None
 
 
 _NOT_ASCII = re.compile(r"[^\x00-\x7f]")
