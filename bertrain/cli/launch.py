@@ -126,7 +126,7 @@ class Submission:
         if not data[0].exists():
             return [f"time: not predicted, as {data[0]} is not on this machine"]
         from bertrain.data.formats.source import open_data
-        from bertrain.planning.plan import predict_run
+        from bertrain.planning.prediction import predict_run
         from bertrain.training.resolve_auto import fit_to_data
 
         source = open_data(data[0], vocab=settings.data.vocab, verify="size", quiet=True)
