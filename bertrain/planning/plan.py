@@ -27,7 +27,7 @@ from bertrain.data.feed.step_size import StepSize
 from bertrain.data.formats.masking import Ints, count_predictions
 from bertrain.data.formats.pack import read_lengths
 from bertrain.data.formats.source import DataSource
-from bertrain.planning.convergence import evaluation_interval, samples_to_target
+from bertrain.planning.convergence import evaluation_interval, refuse_other_model, samples_to_target
 from bertrain.planning.kernel_limits import has_kernels
 from bertrain.planning.memory_fit import BUDGET_STEP, Place, refuse_too_little, smallest_budget, with_budget
 from bertrain.planning.step_time import (
@@ -146,6 +146,7 @@ def make_plan(wish: Wish, count: int) -> Plan:
     sizes = StepSize.of(settings.batch, mean_of(wish.lengths))
     batch = settings.nominal_sequences or sequences
     if wish.target:
+        refuse_other_model(settings)
         samples = samples_to_target(batch, wish.target)
         steps = math.ceil(sizes.steps_for(samples) if settings.batch.ramp_tokens else samples / sequences)
         evaluations = samples / evaluation_interval(batch)

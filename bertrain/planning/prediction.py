@@ -21,7 +21,7 @@ from bertrain.config.choices import EngineName
 from bertrain.config.settings import Settings
 from bertrain.data.feed.step_size import StepSize
 from bertrain.model.batch import Batch
-from bertrain.planning.convergence import TARGET, has_points, samples_to_target
+from bertrain.planning.convergence import TARGET, has_points, is_mlperfs, samples_to_target
 from bertrain.planning.devices import Gpu, find_gpu, find_network, with_ceilings
 from bertrain.planning.plan import DRAWN, START_UP_S, covers_engine, deal_steps, mean_of, time_text
 from bertrain.planning.speed import Ceilings, measure_ceilings
@@ -137,7 +137,7 @@ def _predict(
     if exchange_s is not None:
         step = replace(step, exchange=exchange_s)
     batch, steps, until = settings.nominal_sequences or sequences, settings.train.last_step(), ""
-    if settings.evaluate.target_accuracy == TARGET and has_points(batch):
+    if settings.evaluate.target_accuracy == TARGET and is_mlperfs(settings) and has_points(batch):
         steps = math.ceil(samples_to_target(batch) / batch)
         until = f" to {TARGET:g} by MLPerf's convergence points"
     return replace(blank, step_s=step.seconds, steps=steps, full_steps=sizes.full_steps(steps or 0), until=until)

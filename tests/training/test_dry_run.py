@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 import torch
-from bertrain.data.formats.shards import Shards
 
 from bertrain.data.feed.balance import better_budget, describe_balance
 from bertrain.data.feed.loader import Loader
+from bertrain.data.formats.shards import Shards
 from bertrain.planning.memory import GIB, PROCESS
 from bertrain.training.announce import dry_run
 from tests import helpers
