@@ -120,7 +120,7 @@ class Submission:
                 raise UserError("option-without-effect", "--gpu is only for `pretrain` and `mlperf run`; leave it out")
             return []
         if not self.placement.spec.gpus_per_node:
-            return []
+            return ["time: not predicted, as the nodes' CPU is measured only when the run starts, which prints it"]
         if self.gpu is None:
             return ["time: not predicted, as the nodes' GPU is not known here; name it, such as --gpu h100"]
         if not data[0].exists():

@@ -216,7 +216,9 @@ def dry_run(
     loader = Loader(source, settings, world=world)
     step, part = loader.step(0, 0), training_examples(source, settings)
     num_tokens = int(source.example_lengths[part.start : part.stop].sum())
-    measured = measure_bin(settings, source, world) if place.holds(settings) else None
+    measured = None
+    with suppress(Exception):  # as in predict_here
+        measured = measure_bin(settings, source, world) if place.holds(settings) else None
     prediction = predict_here(settings, source.lengths[part.start : part.stop], world, world, measured)
     epochs_per_step = first_epochs = step.num_sequences / len(part)
     if settings.batch.ramp_tokens:
