@@ -25,10 +25,11 @@ import torch
 
 from bertrain.config.resolve import resolve
 from bertrain.config.settings import Settings
-from bertrain.planning.devices import Network, find_gpu, find_network, with_ceilings
+from bertrain.planning.devices import Network, find_gpu, find_network
 from bertrain.planning.plan import deal_steps, full_bins, lengths_of
+from bertrain.planning.prediction import cpu_like
+from bertrain.planning.speed import measure_ceilings
 from bertrain.planning.step_time import Cluster, Design, calibrated, step_time
-from bertrain.profiling.roofline import measure_ceilings
 from bertrain.profiling.synthetic import write_synthetic
 from bertrain.training.engine import choose
 
@@ -137,10 +138,7 @@ def cpu_rows(steps: int) -> list[dict[str, Any]]:
     network = Network("loopback", 1e9, 50e-6, 1e9, 50e-6)
     rows: list[dict[str, Any]] = []
     for precision in ("fp32", "bf16"):
-        ceilings = measure_ceilings(torch.device("cpu"), precision)
-        # What a plan needs to know beside these rates is an H200's, with no limit of memory and no tiles.
-        like = replace(find_gpu("h200"), name="two cores", products={}, memory_bytes=1 << 62, processors=0)
-        cpu = with_ceilings(like, precision, ceilings.operations_per_s, ceilings.bytes_per_s)
+        cpu = cpu_like(precision, measure_ceilings(torch.device("cpu"), precision))
         own = [row for row in CPU_CONFIGURATIONS if row[-1] == precision]
         for number, row in enumerate([(*CPU_CALIBRATION, precision), *own]):
             values = cpu_settings(*row)

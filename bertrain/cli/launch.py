@@ -120,13 +120,13 @@ class Submission:
                 raise UserError("option-without-effect", "--gpu is only for `pretrain` and `mlperf run`; leave it out")
             return []
         if not self.placement.spec.gpus_per_node:
-            return []
+            return ["time: not predicted, as the nodes' CPU is measured only when the run starts, which prints it"]
         if self.gpu is None:
             return ["time: not predicted, as the nodes' GPU is not known here; name it, such as --gpu h100"]
         if not data[0].exists():
             return [f"time: not predicted, as {data[0]} is not on this machine"]
         from bertrain.data.formats.source import open_data
-        from bertrain.planning.plan import predict_run
+        from bertrain.planning.prediction import predict_run
         from bertrain.training.resolve_auto import fit_to_data
 
         source = open_data(data[0], vocab=settings.data.vocab, verify="size", quiet=True)

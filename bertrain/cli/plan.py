@@ -127,7 +127,7 @@ def _counts(text: str) -> list[int]:
     words = text.split(",")
     if not all(word.isascii() and word.isdecimal() and 0 < int(word[:9]) <= 10**6 and len(word) < 8 for word in words):
         raise UserError("bad-count", f"--count {text!r} is not a list of numbers of GPUs, such as 8,64,512")
-    return [int(word) for word in words]
+    return sorted({int(word) for word in words})
 
 
 def _fit(

@@ -27,8 +27,7 @@ from bertrain.data.feed.step_size import StepSize
 from bertrain.data.formats.masking import Ints, count_predictions
 from bertrain.data.formats.pack import read_lengths
 from bertrain.data.formats.source import DataSource
-from bertrain.planning.convergence import TARGET, has_points, mlperf_interval, samples_to_target
-from bertrain.planning.devices import Gpu, find_network
+from bertrain.planning.convergence import mlperf_interval, refuse_other_model, samples_to_target
 from bertrain.planning.kernel_limits import has_kernels
 from bertrain.planning.memory_fit import BUDGET_STEP, Place, refuse_too_little, smallest_budget, with_budget
 from bertrain.planning.step_time import (
@@ -147,6 +146,7 @@ def make_plan(wish: Wish, count: int) -> Plan:
     sizes = StepSize.of(settings.batch, mean_of(wish.lengths))
     batch = settings.nominal_sequences or sequences
     if wish.target:
+        refuse_other_model(settings)
         samples = samples_to_target(batch, wish.target)
         steps = math.ceil(sizes.steps_for(samples) if settings.batch.ramp_tokens else samples / sequences)
         evaluations = samples / mlperf_interval(batch)
@@ -292,52 +292,6 @@ def table_text(plans: Sequence[Plan], currency: str = "EUR") -> str:
     return "\n".join(
         "  ".join(cell.rjust(width) for cell, width in zip(row, widths, strict=True)) for row in (heads, *rows)
     )
-
-
-@dataclass(frozen=True)
-class Prediction:
-    """What is said of a run before it starts."""
-
-    devices: str
-    step_s: float
-    steps: int | None
-    """None: as many as fit into train.budget."""
-    full_steps: float
-    """As many full steps as have the examples of all steps."""
-    until: str = ""
-
-    def text(self) -> str:
-        seconds = START_UP_S + self.full_steps * self.step_s
-        end = f", {time_text(seconds)} for {self.steps:,} steps" if self.steps else ""
-        return f"time by `bertrain plan` for {self.devices}: {1e3 * self.step_s:.1f} ms a step{end}{self.until}"
-
-
-def predict_run(settings: Settings, lengths: AnyInts, gpu: Gpu, count: int, per_node: int) -> Prediction | None:
-    """The step time and the end of a run on `count` GPUs; None for one that plans do not cover.
-
-    `lengths` are those of all examples; a sample of them is dealt into bins. Memory is not checked.
-    """
-    train = settings.train
-    if train.precision == "auto":
-        train = replace(train, precision="bf16" if "bf16" in gpu.products else "fp32")
-        settings = replace(settings, train=train)
-    if settings.task.name or train.precision not in gpu.products or not covers_engine(settings):
-        return None
-    cluster = Cluster(gpu, find_network("", gpu, per_node), count, per_node)
-    some = lengths[:: 1 + len(lengths) // DRAWN].astype(np.int64)
-    loads, sequences = deal_steps(settings, some, count, steps=1)
-    sizes = StepSize.of(settings.batch, mean_of(some))
-    step_s = step_time(settings, loads, cluster, Design.of(settings), jitter=0.01).seconds
-    nodes = -(-count // per_node)
-    devices = f"{count:,} {gpu.name}" + (
-        f" in {nodes:,} machines over {cluster.network.name}, which is assumed" if nodes > 1 else ""
-    )
-    batch = settings.nominal_sequences or sequences
-    if settings.evaluate.target_accuracy == TARGET and has_points(batch):
-        steps = math.ceil(samples_to_target(batch) / batch)
-        until = f" to {TARGET:g} by MLPerf's convergence points"
-        return Prediction(devices, step_s, steps, sizes.full_steps(steps), until)
-    return Prediction(devices, step_s, train.last_step(), sizes.full_steps(train.last_step() or 0))
 
 
 def time_text(seconds: float) -> str:

@@ -40,6 +40,7 @@ from bertrain.data.feed.loader import Loader, Step
 from bertrain.data.formats.source import DataSource
 from bertrain.planning.costs import required_costs
 from bertrain.planning.memory_fit import oom_as_user_error
+from bertrain.planning.speed import measure_ceilings
 from bertrain.profiling import roofline
 from bertrain.profiling import trace as kineto
 from bertrain.profiling.sets import ITERATION_COLUMNS, LAUNCH_COLUMNS, read_set, write_objects, write_table
@@ -197,7 +198,7 @@ def _measure(
             runner.run(EAGER_WARM_UP)
             by_part = runner.record(plan.recorded, folder, with_sizes=True)
             state.engine.uses_graphs = True
-        ceilings = roofline.measure_ceilings(device, settings.train.precision)
+        ceilings = measure_ceilings(device, settings.train.precision)
         runner.run(plan.warm_up)
         ranks.broadcast_int(0)
         telemetry = TelemetryWriter(folder, device_sensors(device), plan.telemetry_ms)

@@ -11,16 +11,15 @@ from __future__ import annotations
 
 import math
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
-import torch
 
 from bertrain.config.settings import ModelSettings
 from bertrain.data.feed.loader import Step
 from bertrain.planning import costs
-from bertrain.planning.speed import fastest
+from bertrain.planning.speed import Ceilings
 from bertrain.profiling.trace import Launch
 
 SUMS, CASTS, DATA, EXCHANGE, OTHER = "sums over rows", "casts and copies", "data to the device", "all-reduce", "other"
@@ -130,15 +129,6 @@ def _part_by_size(sizes: tuple[tuple[int, ...], ...], model: ModelSettings, size
 
 
 @dataclass(frozen=True)
-class Ceilings:
-    """The speed of the device, measured in this run."""
-
-    operations_per_s: float
-    bytes_per_s: float
-    product: str  # the product that was measured
-
-
-@dataclass(frozen=True)
 class Row:
     """One part of a step."""
 
@@ -199,21 +189,3 @@ def table_text(rows: Iterable[Row]) -> str:
         times = f"{row.floor_ms:>10.3f}{row.measured_ms:>10.3f}{share:>10}{row.share_of_step:>9.1%}"
         lines.append(f"{row.part:<30}{row.gflop:>11,.4g}{row.megabytes:>10,.4g}{times}  {row.bound_by}")
     return "\n".join(lines)
-
-
-def measure_ceilings(device: torch.device, precision: str, *, seconds: float = 0.3) -> Ceilings:
-    """The speed of the fastest of some large products in the run's precision, and of some copies."""
-    on_gpu = device.type == "cuda"
-    side = 8192 if on_gpu else 1024
-    dtype = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp8": torch.bfloat16}.get(precision, torch.float32)
-    a, b = (torch.randn(side, side, device=device).to(dtype) for _ in range(2))
-    product: Callable[[], object] = lambda: torch.mm(a, b)  # noqa: E731
-    if precision == "fp8":
-        one, fp8_a, fp8_b = torch.ones((), device=device), a.to(torch.float8_e4m3fn), b.to(torch.float8_e4m3fn)
-        product = lambda: torch._scaled_mm(fp8_a, fp8_b.t(), one, one, out_dtype=dtype, use_fast_accum=True)  # noqa: E731
-    fastest_product = fastest(product, device, seconds)
-    source = torch.empty((1 << 30) if on_gpu else (1 << 26), dtype=torch.uint8, device=device).fill_(1)
-    target = torch.empty_like(source)
-    fastest_copy = fastest(lambda: target.copy_(source), device, seconds)
-    name = f"{side} x {side} x {side}, {precision}"
-    return Ceilings(2 * side**3 / fastest_product, 2 * source.numel() / fastest_copy, name)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import statistics
 from collections.abc import Sequence
 from typing import Any
 
@@ -25,6 +26,7 @@ from bertrain.reports.history import History, best_by_metric
 from bertrain.run.progress import seconds_left
 
 UNKNOWN = "–"
+MOST_SPREAD = 1.5  # of the predictions of a run's starts: a CPU is measured anew at each
 Fact = tuple[str, str, str]  # label, value, a small note
 
 
@@ -64,8 +66,9 @@ def facts(history: History) -> list[Fact]:
 
 
 def known_facts(history: History) -> list[Fact]:
-    """The facts that are known; loss and best evaluation in any case, since a reader looks for them."""
-    return [fact for fact in facts(history) if fact[1] != UNKNOWN or fact[0] in ("Loss", "Best evaluation")]
+    """The facts that are known; some in any case, since a reader looks for them."""
+    sought = {"Loss", "Best evaluation"} | ({"Predicted step"} if not history.run.settings.task.name else set())
+    return [fact for fact in facts(history) if fact[1] != UNKNOWN or fact[0] in sought]
 
 
 def _best(history: History) -> tuple[str, str]:
@@ -78,11 +81,14 @@ def _best(history: History) -> tuple[str, str]:
 
 
 def _prediction(history: History) -> tuple[str, str]:
-    """The step time that was predicted before the run began, if all its starts were on the same machines."""
-    predicted = {start.get("predicted_step_ms") for start in history.starts}
-    found, measured = next(iter(predicted), None), 1e3 * history.summary.median_step_s
-    if len(predicted) != 1 or not found or not measured > 0:
-        return UNKNOWN, "no prediction"
+    """The step time that was predicted at the start, or at several starts that agree: on similar machines."""
+    predicted = [found for start in history.starts if (found := start.get("predicted_step_ms") or 0) > 0]
+    measured = 1e3 * history.summary.median_step_s
+    if not predicted or not measured > 0:
+        return UNKNOWN, "none: `bertrain plan` did not know this device, engine or task"
+    if max(predicted) > MOST_SPREAD * min(predicted):
+        return UNKNOWN, "none: it differed between the starts of the run"
+    found = statistics.median(predicted)
     return milliseconds(found / 1e3), f"by `bertrain plan` at the start; measured {measured / found - 1:+.1%}"
 
 

@@ -10,6 +10,7 @@ from bertrain.base.extras import import_extra
 from bertrain.planning.plan import Plan, shown_parts
 
 FORMATS = (".svg", ".png", ".pdf")
+UNITS = (("hours", 3600.0), ("minutes", 60.0), ("seconds", 1.0))
 
 
 def draw_plans(plans: Sequence[Plan], gpu: str, path: Path) -> None:
@@ -19,11 +20,13 @@ def draw_plans(plans: Sequence[Plan], gpu: str, path: Path) -> None:
     figure = import_extra("matplotlib.figure").Figure(figsize=(11, 4.2), layout="constrained")
     time, parts = figure.subplots(1, 2)
     counts = [plan.count for plan in plans]
-    time.plot(counts, [plan.seconds for plan in plans], "o-")
-    time.set(xscale="log", xlabel=f"number of {gpu}", ylabel="seconds", title="predicted time to train")
+    longest = max(plan.seconds for plan in plans)
+    unit, size = next(unit for unit in UNITS if longest >= 2 * unit[1] or unit is UNITS[-1])
+    time.plot(counts, [plan.seconds / size for plan in plans], "o-")
+    time.set(xscale="log", xlabel=f"number of {gpu}", ylabel=unit, title="predicted time to train")
     time.set_xticks(counts, [f"{count:,}" for count in counts])
     time.minorticks_off()
-    time.set_ylim(bottom=0)
+    time.set_ylim(0, 1.05 * longest / size)
     time.grid(alpha=0.3)
     places, below = range(len(plans)), [0.0] * len(plans)
     for name in shown_parts(plans):

@@ -205,6 +205,12 @@ class Run:
         path = self.folder / ENVIRONMENT
         write_atomically(path, json.dumps([*read_starts(path), facts], indent=1) + "\n")
 
+    def add_to_environment(self, facts: dict[str, Any]) -> None:
+        """Add facts to those of this start."""
+        path = self.folder / ENVIRONMENT
+        starts = read_starts(path) or [{}]
+        write_atomically(path, json.dumps([*starts[:-1], starts[-1] | facts], indent=1) + "\n")
+
 
 def _with_fit(settings: Settings, measured: dict[str, Any]) -> Settings:
     """Settings with the one length that an older version measured under `train.budget`, and kept beside them."""

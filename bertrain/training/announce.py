@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
@@ -17,8 +19,8 @@ from bertrain.data.feed.balance import WORTH_MENDING, better_budget, describe_ba
 from bertrain.data.feed.loader import Loader, Step, training_examples
 from bertrain.data.formats.source import DataSource
 from bertrain.planning.devices import gpu_like
-from bertrain.planning.memory_fit import with_budget
-from bertrain.planning.plan import AnyInts, Prediction, predict_run
+from bertrain.planning.memory_fit import smallest_budget, with_budget
+from bertrain.planning.prediction import AnyInts, BinTime, Prediction, predict_on_cpu, predict_run
 from bertrain.planning.speed import training_speed
 from bertrain.ranks import parallel, preload
 from bertrain.run.checkpoint import Progress
@@ -27,8 +29,10 @@ from bertrain.training import engine
 from bertrain.training.precision import warn_of_emulation
 from bertrain.training.resolve_auto import estimate_token_budget, place_for
 from bertrain.training.resolved_run import resolve_run
+from bertrain.training.state import TrainState
 
 MANY_EPOCHS, MANY_DAYS = 200, 30
+MEASURED_TOKENS = 1024  # of a bin that measures a CPU
 NO_PREDICTION = "no prediction for this device; `bertrain plan RECIPE --data DIR --gpu NAME --count N` has one for GPUs"
 
 
@@ -63,12 +67,22 @@ def announce(
         console.say(f"continuing after step {progress.step} ({progress.samples:,} samples)")
     if ranks.world > 1:
         console.say(f"balance: {_describe_balance(loader, settings, progress)}")
+    run.note_environment(describe_environment(ranks.world, str(ranks.device), threads) | {"predicted_step_ms": None})
+
+
+def announce_time(
+    run: Run, loader: Loader, ranks: parallel.Ranks, console: Console, step: Step, warm_up_s: tuple[float, float]
+) -> None:
+    """Print and record the step time that `bertrain plan` predicts; on a CPU from the warm-up with a bin of `step`."""
+    settings, data, measured = run.settings, loader.data, None
+    if ranks.device.type == "cpu":
+        name, _ = engine.choose(settings, ranks.device)
+        measured = BinTime.of(settings, step.bins[0], name, *warm_up_s)
     part = training_examples(data, settings)
-    prediction = predict_here(settings, data.lengths[part.start : part.stop], ranks.world, ranks.local_world)
+    prediction = predict_here(settings, data.lengths[part.start : part.stop], ranks.world, ranks.local_world, measured)
     if prediction is not None:
         console.say(prediction.text())
-    facts = describe_environment(ranks.world, str(ranks.device), threads)
-    run.note_environment(facts | {"predicted_step_ms": prediction and round(1e3 * prediction.step_s, 3)})
+        run.add_to_environment({"predicted_step_ms": round(1e3 * prediction.step_s, 3)})
 
 
 def warn_of_warm_up(settings: Settings) -> None:
@@ -95,34 +109,68 @@ def _mean_epochs(loader: Loader, settings: Settings) -> float:
     return examples / len(training_examples(loader.data, settings))
 
 
-def _estimate_time(settings: Settings, step: Step, world: int, growth: float) -> Iterator[str]:
-    """Time of the run, from the operations of a step and the speed of a matrix product here; none under a budget.
+def _estimate_time(
+    settings: Settings, step: Step, world: int, growth: float, prediction: Prediction | None
+) -> Iterator[str]:
+    """Time of the run: as predicted, or else from the operations of a step and the speed of a matrix product here.
 
     `growth`: how much larger than `step` steps are on average.
     """
+    if prediction is not None:
+        yield prediction.text()
+    elif not settings.task.name:
+        yield NO_PREDICTION
     speed = training_speed(parallel.choose_device(settings.train.device)[0], settings.train.precision)
     pairs = sum(step.balance.attention)
     per_step = training_flops(settings.model, step.num_tokens, step.num_predictions, pairs) / (world * speed)
     days = growth * (settings.train.last_step() or 0) * per_step / 86400
-    if not settings.train.budget:
+    if prediction is None and not settings.train.budget:
         each = f"{per_step:.3g} s a step" if growth == 1 else f"{per_step:.3g} s for the first step"
         yield f"time: about {duration(86400 * days)}, {each}; a rough estimate"
     if days > MANY_DAYS:
         yield f"remark: about {days:,.0f} days on this machine; take a smaller model or fewer steps"
 
 
-def predict_here(settings: Settings, lengths: AnyInts, world: int, per_node: int) -> Prediction | None:
-    """What `bertrain plan` predicts for ranks that have each a GPU of this machine's kind; None if it knows none such.
+def predict_here(
+    settings: Settings, lengths: AnyInts, world: int, per_node: int, measured: BinTime | None = None
+) -> Prediction | None:
+    """What `bertrain plan` predicts for ranks of this machine's kind; None if it does not know their speed.
 
-    It must not fail a run: whatever is wrong with a prediction, there is none.
+    A GPU's is in the table, a CPU's was `measured`. A run must not fail of it: if anything is wrong, there is none.
     """
     device, _ = parallel.choose_device(settings.train.device)
-    if device.type != "cuda" or per_node > torch.cuda.device_count():
-        return None
     with suppress(Exception):
-        gpu = gpu_like(torch.cuda.get_device_name(device))
+        if device.type == "cpu":
+            return predict_on_cpu(settings, lengths, world, measured) if measured else None
+        gpu = gpu_like(torch.cuda.get_device_name(device)) if per_node <= torch.cuda.device_count() else None
         return predict_run(settings, lengths, gpu, world, per_node) if gpu else None
     return None
+
+
+def measure_bin(settings: Settings, data: DataSource, world: int) -> BinTime | None:
+    """The time of one bin of a model of two layers on this CPU, in the threads of one of `world` ranks.
+
+    Two layers, because BERT-Large takes minutes, and of one our kernels compute only what the heads read. None where
+    ranks share cores, and for the compiled engine, which takes a minute to compile.
+    """
+    device, _ = parallel.choose_device(settings.train.device)
+    threads, cores = torch.get_num_threads(), len(os.sched_getaffinity(0))
+    if device.type != "cpu" or world > cores or settings.task.name:
+        return None
+    layers, budget = min(2, settings.model.num_layers), settings.batch.token_budget
+    small = with_budget(settings, min(budget, max(smallest_budget(settings), MEASURED_TOKENS)))
+    batch = replace(small.batch.without_ramp(), sequences=0, tokens=small.batch.token_budget)
+    small = replace(small, batch=batch, model=replace(small.model, num_layers=layers))
+    name, _ = engine.choose(small, device)
+    if name == "compiled":
+        return None
+    torch.set_num_threads(settings.train.threads or max(1, cores // world))
+    try:
+        step = Loader(data, small).rehearsal(0, 0)
+        seconds, _ = TrainState.build(small, parallel.Ranks(0, 1, device)).warm_up(step)
+        return BinTime.of(small, step.bins[0], name, seconds, None)
+    finally:
+        torch.set_num_threads(threads)
 
 
 def _describe_rows(data: DataSource, settings: Settings) -> str:
@@ -167,7 +215,10 @@ def dry_run(
     loader = Loader(source, settings, world=world)
     step, part = loader.step(0, 0), training_examples(source, settings)
     num_tokens = int(source.example_lengths[part.start : part.stop].sum())
-    prediction = predict_here(settings, source.lengths[part.start : part.stop], world, world)
+    measured = None
+    with suppress(Exception):  # as in predict_here
+        measured = measure_bin(settings, source, world) if place.holds(settings) else None
+    prediction = predict_here(settings, source.lengths[part.start : part.stop], world, world, measured)
     epochs_per_step = first_epochs = step.num_sequences / len(part)
     if settings.batch.ramp_tokens:
         epochs_per_step = _mean_epochs(loader, settings)
@@ -186,8 +237,7 @@ def dry_run(
         *([_describe_step(settings)] if settings.batch.ramp_tokens else []),
         _describe_length(settings, epochs_per_step),
         *remarks(settings, epochs_per_step),
-        *_estimate_time(settings, step, world, epochs_per_step / first_epochs),
-        *([] if settings.task.name else [prediction.text() if prediction else NO_PREDICTION]),
+        *_estimate_time(settings, step, world, epochs_per_step / first_epochs, prediction),
         "",
         *(f"{name} = {value}" for name, value in settings.dotted().items()),
     ]

@@ -39,7 +39,7 @@ from bertrain.run.stragglers import RankTimes
 from bertrain.run.telemetry import TelemetryWriter, start_telemetry
 from bertrain.run.trackers import TrackedRun, TrackerThread, start_trackers
 from bertrain.training.agenda import Agenda, Due
-from bertrain.training.announce import announce, warn_of_warm_up
+from bertrain.training.announce import announce, announce_time, warn_of_warm_up
 from bertrain.training.evaluate import HeldOutEvaluator
 from bertrain.training.events import Events
 from bertrain.training.precision import make_deterministic, set_precision
@@ -138,7 +138,10 @@ def _build(
     if evaluator is not None and agenda.plan.num_examples != num_examples:
         evaluator.shrink(agenda.plan.num_examples)
     if not agenda.why_over(progress):
-        state.warm_up(loader.rehearsal(progress.step, progress.samples))
+        rehearsal = loader.rehearsal(progress.step, progress.samples)
+        warm_up_s = state.warm_up(rehearsal)
+        if ranks.is_first:
+            announce_time(run, loader, ranks, console, rehearsal, warm_up_s)
         if settings.checkpoint.enabled:
             state.make_room_for_snapshots()
     last_step, rank_times = settings.train.last_step(), None

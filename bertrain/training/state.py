@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
 from functools import partial
+from time import perf_counter
 
 import torch
 from torch import Tensor
@@ -81,18 +82,25 @@ class TrainState:
     def _flat(self) -> dict[str, Tensor]:
         return {WEIGHTS: self.arena.values} | self.optimizer.buffers
 
-    def warm_up(self, step: Step) -> None:
-        """Compute a bin of `step` twice and discard it: libraries load, kernels compile, and ranks connect."""
+    def warm_up(self, step: Step) -> tuple[float, float]:
+        """Compute a bin of `step` twice and discard it: libraries load, kernels compile, and ranks connect.
+
+        Returns how long the host took the second time: to compute, and then to exchange gradients.
+        """
         one_bin = replace(step, bins=step.bins[:1], places=step.places[:1])
         for _ in range(2):
+            begin = perf_counter()
             self.engine.begin(one_bin)
             self.exchange.begin()
             for batch in one_bin.bins:
                 self.engine.add_bin(batch, step, is_last=True)
+            computed = perf_counter()
             self.exchange.finish()
+            end = perf_counter()
         self.engine.begin(replace(step, bins=[], places=[]))
         self.engine.discard_bins()
         self.ranks.all_reduce_sum(torch.zeros(1, device=self.ranks.device))
+        return computed - begin, end - computed
 
 
 def rate_factor(name: str, settings: Settings) -> float:

@@ -68,7 +68,7 @@ def test_a_run_records_its_prediction(tmp_path: Path) -> None:
     (start,) = json.loads((tmp_path / "run" / "environment.json").read_text())
     is_known = gpu_like(torch.cuda.get_device_name()) is not None
     assert (start["predicted_step_ms"] is not None) == is_known
-    assert ("Predicted step" in report(tmp_path / "run").read_text()) == is_known
+    assert ("by `bertrain plan` at the start" in report(tmp_path / "run").read_text()) == is_known
 
 
 def test_what_the_kernels_cannot_compute_is_compiled(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -344,6 +344,8 @@ def test_a_dry_run_predicts_the_time_on_the_gpu_that_is_named(tmp_path: Path, mo
     unnamed = helpers.bertrain(*job, *verb).stdout.splitlines()[-1]
     assert unnamed.startswith("# time: not predicted")
     assert "--gpu" in unnamed
+    on_cpu = helpers.bertrain("launch", "slurm", "--nodes", 2, "--procs-per-node", 2, "--dry-run", *verb).stdout
+    assert on_cpu.splitlines()[-1].startswith("# time: not predicted, as the nodes' CPU")
 
 
 @pytest.mark.parametrize(

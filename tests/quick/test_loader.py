@@ -15,7 +15,6 @@ from bertrain.data.formats.shards import Shards
 from bertrain.model.batch import Batch
 from bertrain.model.bert import Bert
 from bertrain.model.heads import pretraining_sums
-from bertrain.training.announce import dry_run
 from tests import helpers
 
 
@@ -246,11 +245,3 @@ def test_a_slice_without_a_row_is_refused(shards: Shards) -> None:
 def test_evaluation_is_not_sliced(shards: Shards) -> None:
     loader = Loader(shards, helpers.tiny_settings(data__slice="0:0.001"))
     assert sum(batch.num_sequences for batch in loader.evaluation(0)) == len(shards)
-
-
-def test_a_dry_run_tells_of_the_slice(shards: Shards) -> None:
-    told = dry_run(helpers.tiny_settings(data__slice="0:0.5", train__max_steps=30), shards.folder)
-    half = len(shards) // 2
-    tokens = int(shards.lengths[:half].sum())
-    assert f"data: {half} of {len(shards)} examples (data.slice 0:0.5), {tokens:,} tokens" in told
-    assert f"about {30 * 24 / half:.1f} epochs" in told

@@ -21,10 +21,9 @@ from bertrain.model.bert import Bert
 from bertrain.model.initialization import uninitialized
 from bertrain.optim import lamb, muon
 from bertrain.optim.registry import OPTIMIZERS, build_optimizer
-from bertrain.planning.memory import PROCESS, BinSize, estimate
+from bertrain.planning.memory import BinSize, estimate
 from bertrain.planning.memory_fit import Place, cgroup_room, largest_budget, refuse_too_little, with_budget
 from bertrain.training import resolve_auto
-from bertrain.training.announce import dry_run
 from tests import helpers
 from tests.live_memory import LiveMemory
 
@@ -170,14 +169,3 @@ def test_the_budget_is_limited_by_memory(shards: Shards) -> None:
     assert 0 < budget < resolve_auto.share_of_a_step(settings, there)
     assert 0.85 <= there.needs(with_budget(settings, budget)).total / there.bytes <= resolve_auto.FILLED
     assert resolve_auto.estimate_token_budget(settings, replace(there, bytes=2 * there.bytes)) > 2 * budget
-
-
-def test_dry_run_shows_memory_and_what_auto_means(tmp_path: Path) -> None:
-    shown = dry_run(
-        helpers.tiny_settings(train__precision="auto", batch__auto=True, batch__token_budget=64),
-        helpers.make_data(tmp_path),
-    )
-    assert "train.precision auto: " in shown
-    assert "batch.auto: bins of up to " in shown
-    assert "memory on each rank: about " in shown
-    assert f"the process {PROCESS / GIB:.2f}" in shown

@@ -18,13 +18,9 @@ from bertrain.model.families import new_model
 from bertrain.model.heads import pretraining_sums
 from bertrain.planning import costs
 from bertrain.planning.costs import linear, required_costs
+from bertrain.planning.speed import Ceilings, measure_ceilings
 from bertrain.profiling import roofline, trace
-from bertrain.profiling.roofline import (
-    Ceilings,
-    StepSize,
-    measure_ceilings,
-    part_of,
-)
+from bertrain.profiling.roofline import StepSize, part_of
 from bertrain.profiling.synthetic import write_synthetic
 from bertrain.profiling.trace import Launch, launches_of
 from tests import helpers

@@ -28,9 +28,9 @@ from bertrain.planning.plan import (
     leave_idle,
     lengths_of,
     make_plan,
-    predict_run,
     table_text,
 )
+from bertrain.planning.prediction import predict_run
 from bertrain.planning.step_time import (
     HOST_S,
     LAUNCHES,

@@ -13,7 +13,7 @@ import pytest
 from bertrain.base import formatting
 from bertrain.config.settings import Settings
 from bertrain.planning.devices import find_gpu
-from bertrain.planning.plan import AnyInts, Prediction, predict_run
+from bertrain.planning.prediction import AnyInts, BinTime, Prediction, predict_run
 from bertrain.reports import compare
 from bertrain.reports.history import History, read
 from bertrain.reports.report import report
@@ -101,25 +101,38 @@ def test_padding_and_energy_are_figures_where_they_are_known(folder: Path) -> No
 def test_a_prediction_stands_beside_the_measured_step(folder: Path) -> None:
     alone = history(folder, "alone", 0.5, [])
     path, measured = folder / "alone" / "environment.json", 1e3 * alone.summary.median_step_s
-    assert "Predicted step" not in [label for label, _, _ in compare.known_facts(alone)]
     (start,) = json.loads(path.read_text())
 
-    def predicted(*times: float) -> dict[str, tuple[str, str]]:
+    def predicted(*times: float | None) -> tuple[str, str]:
         path.write_text(json.dumps([start | {"predicted_step_ms": time} for time in times]))
-        return {label: (value, note) for label, value, note in compare.known_facts(read(folder / "alone", "alone"))}
+        shown = compare.known_facts(read(folder / "alone", "alone"))
+        return next((value, note) for label, value, note in shown if label == "Predicted step")
 
-    value, note = predicted(0.8 * measured)["Predicted step"]
+    value, note = predicted(0.8 * measured)
     assert value == compare.milliseconds(0.8 * measured / 1e3)
     assert note.endswith("measured +25.0%")
-    assert "Predicted step" in report([folder / "alone"]).read_text()
-    assert "Predicted step" not in predicted(measured, 2 * measured), "resumed on another machine"
+    assert "measured +25.0%" in report([folder / "alone"]).read_text()
+    assert predicted(0.7 * measured, 0.8 * measured, None, 0.9 * measured) == (value, note), "measured at each start"
+    assert predicted(measured, 2 * measured) == (compare.UNKNOWN, "none: it differed between the starts of the run")
+    assert predicted(None)[0] == compare.UNKNOWN
+    assert "none: `bertrain plan` did not know" in report([folder / "alone"]).read_text()
+
+
+def test_a_run_on_a_cpu_is_predicted_from_its_warm_up(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    settings = helpers.tiny_settings(train__max_steps=2)
+    pretrain(settings, folder / "data", folder / "on-cpu")
+    (start,) = json.loads((folder / "on-cpu" / "environment.json").read_text())
+    printed = f"for 1 rank on this CPU: {start['predicted_step_ms']:.1f} ms a step"
+    assert printed in capsys.readouterr().out
+    facts = {label: note for label, _, note in compare.known_facts(read(folder / "on-cpu", "on-cpu"))}
+    assert facts["Predicted step"].startswith("by `bertrain plan` at the start; measured ")
 
 
 def test_a_run_on_a_gpu_records_its_prediction(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """All but the look at the device, on a CPU: predicted for an H200, recorded, and shown beside the measured step."""
     h200, found = find_gpu("h200"), list[Prediction]()
 
-    def predict(settings: Settings, lengths: AnyInts, world: int, per_node: int) -> Prediction | None:
+    def predict(settings: Settings, lengths: AnyInts, world: int, per_node: int, _: BinTime) -> Prediction | None:
         predicted = predict_run(settings, lengths, h200, world, per_node)
         found.extend([predicted] if predicted else [])
         return predicted

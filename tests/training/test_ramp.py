@@ -65,7 +65,8 @@ def test_epochs_and_predictions_count_the_steps(data: Path, tmp_path: Path) -> N
     shown = dry_run(settings, data)
     assert f"steps: {steps}, about 2." in shown
     assert "a step is 2 to 24 sequences, growing over the first 5,000 tokens" in shown
-    assert "for the first step; a rough estimate" in shown
+    assert f"for {steps} steps" in shown
+    assert "for the first step; a rough estimate" in dry_run(settings, data, world=1000)
 
     gpu = find_gpu("h100")
     cluster = Cluster(gpu, find_network("nvlink+ib-ndr", gpu, 8), 1, 8)
