@@ -43,7 +43,7 @@ from bertrain.training.task_settings import resolve_task
 OURS, THEIRS = "bertrain", "trainer"
 
 
-class Rows(torch.utils.data.Dataset):  # type: ignore[type-arg]
+class Rows(torch.utils.data.Dataset):
     """The examples of a Block under the names that Transformers' models know."""
 
     def __init__(self, block: Block, *, with_labels: bool) -> None:
@@ -112,7 +112,7 @@ def run_theirs(
         {"params": [one for one in model.parameters() if one.ndim == 1], "weight_decay": 0.0},
     ]
     adamw = torch.optim.AdamW(
-        groups,  # type: ignore[arg-type]
+        groups,
         lr=optimizer.learning_rate,
         betas=(optimizer.beta1, optimizer.beta2),
         eps=optimizer.epsilon,
