@@ -71,8 +71,7 @@ def flat_places(block: Block) -> np.ndarray[Any, Any]:
 
 def run_ours(settings: Settings, data: Path, weights: Path, folder: Path, mark: Callable[[], None]) -> dict[str, float]:
     with at_each_step(mark):
-        finetune(settings, data, folder, init=str(weights))
-    mark()
+        finetune(settings, data, folder, init=str(weights))  # no mark at the end: the evaluation follows the last step
     lines = map(json.loads, (folder / "metrics.jsonl").read_text().splitlines())
     return next(line for line in lines if line["kind"] == "evaluation")
 
