@@ -9,8 +9,7 @@ correlation is that of the dev part, worked out by the same code from the vector
 such pairs before: their correlation before training stands beside it.
 
 sentence-transformers' trainer needs `datasets`. Here its model and its CosineSimilarityLoss are in a plain loop, as its
-`fit` was before that: no slower, and without `datasets`. Both columns go through the model in one pass, padded to the
-longest row of the batch.
+`fit` was before that. Both columns go through the model in one pass, padded to the longest row of the batch.
 
 Pairs per second are from one step to the next: the median over the second half of each run's steps, by the clock after
 the device has finished. Reading and tokenizing is the same for both, and left out. Neither logs nor saves. Seeds of
