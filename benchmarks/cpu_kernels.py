@@ -19,6 +19,7 @@ import json
 import statistics
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -81,10 +82,10 @@ def compare_products(tokens: int) -> list[dict[str, Any]]:
         x, dy, weight = normal(tokens, inputs), normal(tokens, outputs), normal(outputs, inputs)
         into = torch.zeros(outputs, inputs)
         forward, of_inputs, ours, theirs = in_turns(
-            lambda x=x, weight=weight: torch.mm(x, weight.t()),
-            lambda dy=dy, weight=weight: torch.mm(dy, weight),
-            lambda dy=dy, x=x, into=into: cpu.weight_gradient(dy, x, into, accumulate=True),
-            lambda dy=dy, x=x: torch.mm(dy.t(), x),
+            partial(torch.mm, x, weight.t()),
+            partial(torch.mm, dy, weight),
+            partial(cpu.weight_gradient, dy, x, into, accumulate=True),
+            partial(torch.mm, dy.t(), x),
         )
         flop = 2 * tokens * inputs * outputs
         rows += [

@@ -293,7 +293,7 @@ def environment(system: str) -> dict[str, str]:
     """What bertrain would preload."""
     from bertrain.ranks.preload import choose
 
-    chosen = choose("auto", "auto").environment
+    chosen = choose("auto", "auto")
     if system not in ("bertrain", "products"):
         chosen.pop("MALLOC_CONF", None)  # to keep all that was given back would take memory which it needs
     path = os.pathsep.join([str(HERE.parent), *os.environ.get("PYTHONPATH", "").split(os.pathsep)])
@@ -306,24 +306,28 @@ class Server:
     def __init__(self, case: Case, folder: Path, python: str) -> None:
         self.case, self.told = case, list[dict[str, Any]]()
         command = [python, "-W", "ignore", __file__, "--case", json.dumps(asdict(case)), "--data", str(folder)]
-        pipes: Any = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
-        self.process = subprocess.Popen(command, env=environment(case.system), **pipes)
+        self.process = subprocess.Popen(
+            command, env=environment(case.system), stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+        )
+        assert self.process.stdin is not None
+        assert self.process.stdout is not None
+        self.requests, self.answers = self.process.stdin, self.process.stdout
         self.about = self._read()
 
     def _read(self) -> dict[str, Any]:
-        for line in self.process.stdout:
+        for line in self.answers:
             if line.startswith("{"):
                 return json.loads(line)
         raise SystemExit(f"{self.case.system} ended with {self.process.wait()}: for want of memory, if that is -9")
 
     def step(self) -> None:
-        self.process.stdin.write("step\n")
-        self.process.stdin.flush()
+        self.requests.write("step\n")
+        self.requests.flush()
         self.told.append(self._read())
 
     def end(self) -> dict[str, Any]:
         """What it reached, over all of its steps."""
-        self.process.stdin.close()
+        self.requests.close()
         self.process.wait()
         if self.case.system == "products":
             rates = [one["loss"] for one in self.told]
@@ -362,7 +366,7 @@ def plan(threads: int, layers: int) -> list[list[Case]]:
 
     sizes = ((512, 16), (128, 64))
     peers = ("transformers", "transformers compiled")
-    groups = [group(["bertrain", "products", peer], *size, "bf16", rows) for *size, rows in sizes for peer in peers]
+    groups = [group(["bertrain", "products", peer], length, "bf16", rows) for length, rows in sizes for peer in peers]
     for length, rows in sizes:
         groups.append([*group(["bertrain"], length, "bf16", rows), *group(["bertrain"], length, "fp32", rows, 1024)])
         for precision in ("fp32", "bf32"):
@@ -386,7 +390,7 @@ def machine(threads: int) -> dict[str, Any]:
         "torch": torch.__version__,
         "transformers": transformers.__version__,
         "python": platform.python_version(),
-        "preloaded": choose("auto", "auto").names,
+        "preloaded": [Path(file).name for file in choose("auto", "auto").get("LD_PRELOAD", "").split(":") if file],
     }
 
 

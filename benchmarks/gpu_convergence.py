@@ -132,10 +132,10 @@ def train_early(folder: Path, way: str, seed: int, steps: int) -> list[float]:
 def compare_early(folder: Path, output: Path, steps: int) -> None:
     jobs = [(way, seed) for seed in EARLY_SEEDS for way in EARLY_WAYS]
     with ThreadPoolExecutor(AT_ONCE) as pool:
-        losses = pool.map(lambda job: train_early(folder, *job, steps), jobs)
+        losses = [pool.submit(train_early, folder, way, seed, steps) for way, seed in jobs]
         runs: dict[str, dict[str, list[float]]] = {way: {} for way in EARLY_WAYS}
         for (way, seed), found in zip(jobs, losses, strict=True):
-            runs[way][str(seed)] = found
+            runs[way][str(seed)] = found.result()
     output.mkdir(parents=True, exist_ok=True)
     facts = {"gpu": torch.cuda.get_device_name(), "torch": torch.__version__}
     (output / "gpu_convergence_early.json").write_text(json.dumps(facts | {"losses": runs}) + "\n")

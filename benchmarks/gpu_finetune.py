@@ -40,6 +40,7 @@ from dataclasses import dataclass, replace
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import numpy as np
 import torch
@@ -174,11 +175,8 @@ def at_each_step(mark: Callable[[], None]) -> Iterator[None]:
         mark()
         return train_step(*arguments)
 
-    loop.train_step = marked
-    try:
+    with mock.patch.object(loop, "train_step", marked):
         yield
-    finally:
-        loop.train_step = train_step
 
 
 def run_trainer(
@@ -201,7 +199,7 @@ def run_trainer(
         def on_step_begin(self, *_: Any, **__: Any) -> None:
             mark()
 
-        def on_step_end(self, _: Any, state: Any, *__: Any, **___: Any) -> None:
+        def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
             seen = state.global_step * settings.batch.sequences
             if between and seen // between > (seen - settings.batch.sequences) // between:
                 evaluations.append(their_figures(trainer, work))
@@ -310,7 +308,7 @@ def their_optimizer(model: Any, work: Work) -> torch.optim.Optimizer:
     return torch.optim.AdamW(stated, betas=(how.beta1, how.beta2), eps=how.epsilon, fused=True)
 
 
-class Rows(torch.utils.data.Dataset):  # type: ignore[type-arg]
+class Rows(torch.utils.data.Dataset):
     """The examples of a Block under the names that Transformers' models know."""
 
     def __init__(self, block: Block, head: str, *, with_answers: bool = False) -> None:

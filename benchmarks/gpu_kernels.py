@@ -23,11 +23,13 @@ import json
 import random
 import statistics
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import torch
 import torch.nn.functional as functional
 import triton
+from torch import Tensor
 from workload import FFN, HEAD_DIM, HEADS, HIDDEN
 
 from bertrain.kernels import attention, cross_entropy, fp8, gelu, lamb, layernorm, reduction
@@ -41,7 +43,7 @@ def draw_lengths(num_tokens: int) -> list[int]:
     """Wikipedia lengths that fill the bin exactly; the last sequence is cut."""
     with (Path(__file__).parent / "wikipedia-512.csv").open() as file:
         counts = [(int(row["length"]), int(row["sequences"])) for row in csv.DictReader(file)]
-    generator, lengths = random.Random(0), []
+    generator, lengths = random.Random(0), list[int]()
     while sum(lengths) < num_tokens:
         drawn = generator.choices([length for length, _ in counts], [count for _, count in counts])[0]
         lengths.append(min(drawn, num_tokens - sum(lengths)))
@@ -72,7 +74,7 @@ def median_us(call: Callable[[], object]) -> float:
     return statistics.median(times)
 
 
-def both_ways(function: Callable, inputs: list[torch.Tensor], gradient: torch.Tensor) -> tuple[float, float]:
+def both_ways(function: Callable, inputs: list[Tensor], gradient: Tensor) -> tuple[float, float]:
     """Forward and backward time of a differentiable function."""
     leaves = [tensor.detach().requires_grad_() for tensor in inputs]
     forward = median_us(lambda: function(*leaves))
@@ -80,7 +82,7 @@ def both_ways(function: Callable, inputs: list[torch.Tensor], gradient: torch.Te
     return forward, total - forward
 
 
-def normal(*shape: int) -> torch.Tensor:
+def normal(*shape: int) -> Tensor:
     return torch.randn(*shape, device="cuda").to(torch.bfloat16)
 
 
@@ -138,13 +140,13 @@ def compare_layernorm(num_tokens: int) -> list[dict]:
     _, rows_statistics, _ = forward()
     sums = [torch.empty(HIDDEN, device="cuda") for _ in range(3)]
 
-    def backward(other: torch.Tensor | None) -> None:
+    def backward(other: Tensor | None) -> None:
         _, _, partials, _ = layernorm.dropout_add_layernorm_backward(
             gradient, other, x, residual, parameters, rows_statistics, dropout
         )
         reduction.column_sums(partials, sums)
 
-    def stock(x, bias, residual, weight, ln_bias):
+    def stock(x: Tensor, bias: Tensor, residual: Tensor, weight: Tensor, ln_bias: Tensor) -> Tensor:
         hidden = residual + functional.dropout(x + bias, DROPOUT, True)
         return functional.layer_norm(hidden, (HIDDEN,), weight, ln_bias, 1e-12)
 
@@ -164,7 +166,7 @@ def cast_to(dtype: torch.dtype) -> Cast:
     return Cast(dtype, torch.ones(1, device="cuda"), torch.zeros(fp8.PROGRAMS, device="cuda"))
 
 
-def stock_cast(values: torch.Tensor, cast: Cast) -> tuple:
+def stock_cast(values: Tensor, cast: Cast) -> tuple:
     """What `fp8.cast_both_ways` does, in plain PyTorch."""
     eight = fp8.cast_plain(values, cast.scale, cast.dtype)
     return eight, eight.t().contiguous(), values.abs().max()
@@ -179,13 +181,13 @@ def compare_gelu(num_tokens: int) -> list[dict]:
     def backward(cast: Cast | None = None, full: bool = True) -> None:
         reduction.column_sums(gelu.bias_gelu_backward(gradient, x, bias, cast, full=full)[2], sums)
 
-    def stock(x, bias):
+    def stock(x: Tensor, bias: Tensor) -> Tensor:
         return functional.gelu(x + bias)
 
-    def stock_eight(x, bias):
+    def stock_eight(x: Tensor, bias: Tensor) -> tuple:
         return stock_cast(functional.gelu(x.float() + bias.float()), activation)
 
-    def stock_backward_eight(gradient, x, bias):
+    def stock_backward_eight(gradient: Tensor, x: Tensor, bias: Tensor) -> tuple:
         dx = torch.ops.aten.gelu_backward(gradient.float(), x.float() + bias.float())
         return *stock_cast(dx, backprop), dx.sum(0)
 
@@ -213,8 +215,8 @@ def compare_casts(num_tokens: int) -> list[dict]:
     for width in (HIDDEN, 3 * HIDDEN):
         values, cast = normal(num_tokens, width), cast_to(torch.float8_e5m2)
         compiled = torch.compile(lambda values, cast=cast: stock_cast(values, cast))
-        mine = median_us(lambda values=values, cast=cast: fp8.cast_both_ways(values, cast))
-        theirs = median_us(lambda values=values, compiled=compiled: compiled(values))
+        mine = median_us(partial(fp8.cast_both_ways, values, cast))
+        theirs = median_us(partial(compiled, values))
         name, moved = f"cast both ways, {width:,} wide", num_tokens * width * 4
         rows.append(row(name, num_tokens, mine, theirs, "torch.compile", moved, "TB/s"))
     return rows
@@ -233,7 +235,7 @@ def compare_cross_entropy(num_tokens: int) -> list[dict]:
         written.copy_(logits)  # the gradient overwrote them; the copy is timed apart and taken off
         return cross_entropy.cross_entropy(written, labels, VOCABULARY, scale)
 
-    def stock(tensor):
+    def stock(tensor: Tensor) -> tuple:
         real = tensor[:, :VOCABULARY].float()
         correct = ((real.argmax(1) == labels) & (labels != -100)).sum()
         return functional.cross_entropy(real, labels, ignore_index=-100, reduction="sum") * scale[0], correct

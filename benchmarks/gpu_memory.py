@@ -34,6 +34,7 @@ from gpu_pretrain import (
 from bertrain.base.formatting import GIB
 from bertrain.config.settings import Settings
 from bertrain.data.formats.shards import Shards
+from bertrain.model.fused_layer import Recompute
 from bertrain.planning.kernel_limits import MOST_TOKENS
 from bertrain.planning.memory_fit import BUDGET_STEP, Place, is_out_of_memory, largest_budget, room, with_budget
 from bertrain.ranks import parallel
@@ -42,7 +43,7 @@ from bertrain.training import engine
 from bertrain.training.loop import train_step
 from bertrain.training.state import TrainState
 
-MODES = ("none", "selective", "full")
+MODES: tuple[Recompute, ...] = ("none", "selective", "full")
 COMMON_BUDGET, MOST = 24576, MOST_TOKENS // 64 * 64
 TRIALS, PRECISE = 4, 0.02
 

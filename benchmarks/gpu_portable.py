@@ -107,7 +107,8 @@ def time_transformers(data: Data, settings: Settings, count: int) -> Times:
         max_position_embeddings=shape.max_positions,
     )  # fmt: skip
     config._attn_implementation = "sdpa"
-    return time_peer(BertForPreTraining(config).to(DEVICE).train(), data, settings, count)
+    model: Any = BertForPreTraining(config)  # Transformers' annotation of `to` takes no device
+    return time_peer(model.to(DEVICE).train(), data, settings, count)
 
 
 def time_peer(model: torch.nn.Module, data: Data, settings: Settings, count: int) -> Times:
@@ -188,7 +189,7 @@ def measure(length: int, data: Data, options: argparse.Namespace) -> Iterator[di
             ours = measured(time_bertrain, data, settings, options.steps)
             peer = "bf16" if precision == "fp8" else precision
             if peer not in theirs:
-                as_peer = replace(settings, train=replace(settings.train, precision=peer))
+                as_peer = settings_for(model, length, peer, options.kernels)
                 theirs[peer] = measured(time_transformers, data, as_peer, options.steps)
             case = {"model": model, "length": length, "precision": precision, "kernels": options.kernels}
             for rows, mine in ours.items():

@@ -30,6 +30,7 @@ import sys
 import tempfile
 import time
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -168,7 +169,7 @@ def products_ms(budget: int, precision: str) -> float:
         dy, weight_t = operand(budget, rows, backward), operand(columns, rows, forward)
         dy_t, x_t = operand(rows, budget, backward), operand(columns, budget, forward)
         for a, b, out in ((x, weight, torch.bfloat16), (dy, weight_t, torch.bfloat16), (dy_t, x_t, torch.float32)):
-            total += median_us(lambda a=a, b=b, out=out: product(a, b, out)) / 1e3
+            total += median_us(partial(product, a, b, out)) / 1e3
     return 24 * total
 
 
@@ -263,7 +264,8 @@ def transformers_model(attention: str) -> Any:
         vocab_size=30528, hidden_size=1024, num_hidden_layers=24, num_attention_heads=16, intermediate_size=4096
     )
     config._attn_implementation = attention
-    return BertForPreTraining(config).to(DEVICE).train()
+    model: Any = BertForPreTraining(config)  # Transformers' annotation of `to` takes no device
+    return model.to(DEVICE).train()
 
 
 def time_peer(
@@ -349,8 +351,8 @@ def transformers_flattened(shards: Shards, workload: Workload, budget: int, coun
         masked = cross_entropy(words, given["mlm_labels"], ignore_index=IGNORED)
         return masked + cross_entropy(model.cls.seq_relationship(pooled), given["nsp_labels"], ignore_index=IGNORED)
 
-    names = ("input_ids", "segment_ids", "position_ids", "cu_seqlens", "cls_positions", "mlm_positions")
-    names += ("mlm_labels", "nsp_labels")
+    names = ["input_ids", "segment_ids", "position_ids", "cu_seqlens", "cls_positions", "mlm_positions"]
+    names += ["mlm_labels", "nsp_labels"]
     given = [(step, {name: getattr(step.bins[0], name) for name in names}) for step in steps]
     return time_peer("transformers, compiled, flattened", workload, budget, count, model, loss_of, given)
 

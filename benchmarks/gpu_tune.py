@@ -13,6 +13,7 @@ import argparse
 import json
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -42,6 +43,10 @@ def in_module(name: str, call: Callable[[], object], module: Any, table: str, ot
     return Tuned(name, call, lambda: getattr(module, table), lambda config: setattr(module, table, config), others)
 
 
+def set_attention(which: str, config: tuple[Any, ...]) -> None:
+    attention.CONFIGS[which] = attention._Config(*config)
+
+
 def tuned(tokens: int, device: torch.device) -> Iterator[Tuned]:
     def narrow(*shape: int) -> torch.Tensor:
         return torch.randn(*shape, device=device).bfloat16()
@@ -69,6 +74,7 @@ def tuned(tokens: int, device: torch.device) -> Iterator[Tuned]:
             dy, second, x, residual, parameters, statistics, dropout, cast, full=cast is None
         )
 
+    walks: tuple[tuple[int, ...], ...]
     walks = ((1, 4, 6, 3), (1, 4, 8, 3), (1, 4, 5, 3), (1, 4, 6, 2), (2, 4, 8, 2), (2, 4, 6, 3), (1, 2, 12, 3))
     yield in_module("LayerNorm forward, bf16", norm, layernorm, "FORWARD", walks)
     yield in_module("LayerNorm forward, 8 bits", lambda: norm(forward), layernorm, "FORWARD_FP8", walks)
@@ -125,9 +131,9 @@ def tuned(tokens: int, device: torch.device) -> Iterator[Tuned]:
         for bits, cast in (("bf16", None), ("8 bits", forward if which == "forward" else backward)):
             yield Tuned(
                 f"attention {'forward' if which == 'forward' else f'backward, {which}'}, {bits}",
-                lambda cast=cast, which=which: attend(cast) if which == "forward" else attend_backward(cast),
-                lambda which=which: tuple(attention.CONFIGS[which]),
-                lambda config, which=which: attention.CONFIGS.update({which: attention._Config(*config)}),
+                partial(attend if which == "forward" else attend_backward, cast),
+                partial(attention.CONFIGS.__getitem__, which),
+                partial(set_attention, which),
                 others,
             )
 

@@ -96,7 +96,7 @@ def attention_kernels(limit: float, gradient_limit: float) -> Iterator[Kernel]:
 
 def layernorm_kernels(limit: float, gradient_limit: float) -> Iterator[Kernel]:
     bits = "8 bits" if limit else "bf16"
-    constants = {"N": HIDDEN, "COLUMNS": HIDDEN, "THRESHOLD": dropout_threshold(DROPOUT)}
+    constants: dict[str, Any] = {"N": HIDDEN, "COLUMNS": HIDDEN, "THRESHOLD": dropout_threshold(DROPOUT)}
     constants |= {"INVERSE_KEEP": 1 / (1 - DROPOUT)}
     rows, warps, _, stages = layernorm.FORWARD_FP8 if limit else layernorm.FORWARD
     names = "x bias residual weight ln_bias y y8 scale peaks statistics seed site num_rows eps"

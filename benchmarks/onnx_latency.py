@@ -19,6 +19,7 @@ import platform
 import tempfile
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -84,7 +85,7 @@ def open_systems(folder: Path, weights: Weights, work: Path, threads: int) -> di
     for precision in onnx_folder.PRECISIONS:
         onnx_folder.write_folder(work / precision, weights, precision)
         session = open_session(work / precision / onnx_folder.MODEL, threads)
-        systems[f"onnxruntime {precision}"] = lambda words, session=session: run_onnx(session, words)
+        systems[f"onnxruntime {precision}"] = partial(run_onnx, session)
     return systems
 
 

@@ -103,7 +103,8 @@ def device_of(row: dict[str, str]) -> tuple[Gpu, Network]:
 
 def predict(row: dict[str, str], base: Settings, slowdown: float, launches: float) -> dict[str, Any]:
     """Step time, sequences/s of the whole run, and minutes to the target."""
-    settings = replace(base, train=replace(base.train, precision=row["precision"]))
+    precision: Any = row["precision"]
+    settings = replace(base, train=replace(base.train, precision=precision))
     gpu, network = device_of(row)
     gpu = replace(gpu, slowdown=slowdown)
     cluster = Cluster(gpu, network, int(row["count"]), int(row["per_node"]))

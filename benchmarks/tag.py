@@ -43,7 +43,7 @@ from bertrain.training.task_settings import resolve_task
 OURS, THEIRS = "bertrain", "trainer"
 
 
-class Rows(torch.utils.data.Dataset):  # type: ignore[type-arg]
+class Rows(torch.utils.data.Dataset):
     """The examples of a Block under the names that Transformers' models know."""
 
     def __init__(self, block: Block, *, with_labels: bool) -> None:
@@ -71,8 +71,7 @@ def flat_places(block: Block) -> np.ndarray[Any, Any]:
 
 def run_ours(settings: Settings, data: Path, weights: Path, folder: Path, mark: Callable[[], None]) -> dict[str, float]:
     with at_each_step(mark):
-        finetune(settings, data, folder, init=str(weights))
-    mark()
+        finetune(settings, data, folder, init=str(weights))  # no mark at the end: the evaluation follows the last step
     lines = map(json.loads, (folder / "metrics.jsonl").read_text().splitlines())
     return next(line for line in lines if line["kind"] == "evaluation")
 
@@ -97,7 +96,7 @@ def run_theirs(
         def on_train_end(self, *_: Any, **__: Any) -> None:
             mark()
 
-    optimizer, train = settings.optimizer, settings.train
+    train = settings.train
     set_seed(train.seed)
     model = AutoModelForTokenClassification.from_pretrained(
         weights,
@@ -107,30 +106,35 @@ def run_theirs(
         attention_probs_dropout_prob=settings.model.attention_dropout,
         classifier_dropout=settings.model.head_dropout,
     ).to(DEVICE)
-    groups = [
-        {"params": [one for one in model.parameters() if one.ndim > 1], "weight_decay": optimizer.weight_decay},
-        {"params": [one for one in model.parameters() if one.ndim == 1], "weight_decay": 0.0},
-    ]
-    adamw = torch.optim.AdamW(
-        groups,  # type: ignore[arg-type]
-        lr=optimizer.learning_rate,
-        betas=(optimizer.beta1, optimizer.beta2),
-        eps=optimizer.epsilon,
-        fused=DEVICE.type == "cuda",
-    )
     workers = WORKERS if DEVICE.type == "cuda" else 0
     arguments = training_arguments(settings, folder, train.seed, workers=workers, max_steps=train.max_steps)
     collator = DataCollatorForTokenClassification(AutoTokenizer.from_pretrained(weights), pad_to_multiple_of=8)
     training = Rows(task.training().block, with_labels=True)
     trainer = Trainer(
         model=model, args=arguments, train_dataset=training, data_collator=collator, callbacks=[Marker()],
-        optimizers=(adamw, None),
+        optimizers=(their_optimizer(model, settings), None),
     )  # fmt: skip
     trainer.remove_callback(PrinterCallback)
     trainer.train()
     held_out = next(iter(task.held_out().values()))
     logits = trainer.predict(Rows(held_out.block, with_labels=True)).predictions  # the collator wants labels
     return held_out.metrics(word_logits(logits, held_out))
+
+
+def their_optimizer(model: torch.nn.Module, settings: Settings) -> torch.optim.Optimizer:
+    """Our AdamW in PyTorch's words: biases and LayerNorm do not decay."""
+    optimizer = settings.optimizer
+    groups = [
+        {"params": [one for one in model.parameters() if one.ndim > 1], "weight_decay": optimizer.weight_decay},
+        {"params": [one for one in model.parameters() if one.ndim == 1], "weight_decay": 0.0},
+    ]
+    return torch.optim.AdamW(
+        groups,
+        lr=optimizer.learning_rate,
+        betas=(optimizer.beta1, optimizer.beta2),
+        eps=optimizer.epsilon,
+        fused=DEVICE.type == "cuda",
+    )
 
 
 def word_logits(logits: Any, split: TagSplit) -> TaskOutputs:
@@ -140,7 +144,8 @@ def word_logits(logits: Any, split: TagSplit) -> TaskOutputs:
     return np.asarray(logits)[rows, split.block.masks.positions].astype(np.float32)
 
 
-def measure(system: str, settings: Settings, task: TagTask, data: Path, weights: Path) -> dict[str, Any]:
+def timed(run: Callable[[Callable[[], None]], dict[str, float]]) -> tuple[dict[str, float], float]:
+    """Metrics of a run, and seconds per step: the median over the second half of the steps between its marks."""
     marks: list[float] = []
 
     def mark() -> None:
@@ -148,36 +153,81 @@ def measure(system: str, settings: Settings, task: TagTask, data: Path, weights:
             torch.cuda.synchronize()
         marks.append(time.perf_counter())
 
-    with tempfile.TemporaryDirectory() as folder:
-        if system == OURS:
-            metrics = run_ours(settings, data, weights, Path(folder) / "run", mark)
-        else:
-            metrics = run_theirs(settings, task, weights, Path(folder), mark)
+    metrics = run(mark)
     steps = [after - before for before, after in pairwise(marks)]
-    steady = statistics.median(steps[len(steps) // 2 :])
+    return metrics, statistics.median(steps[len(steps) // 2 :])
+
+
+def measure(system: str, settings: Settings, task: TagTask, data: Path, weights: Path) -> dict[str, Any]:
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name) / "run"
+        if system == OURS:
+            metrics, step_s = timed(lambda mark: run_ours(settings, data, weights, folder, mark))
+        else:
+            metrics, step_s = timed(lambda mark: run_theirs(settings, task, weights, folder, mark))
     names = ("f1", "precision", "recall", "accuracy")
-    return {
-        "system": system,
-        "seed": settings.train.seed,
-        **{name: metrics[name] for name in names},
-        "sentences_per_s": round(settings.batch.sequences / steady, 1),
+    found = {metric: metrics[metric] for metric in names}
+    return found | {"sentences_per_s": round(settings.batch.sequences / step_s, 1)}
+
+
+def summarize(rows: list[dict[str, Any]], metric: str, speed: str) -> dict[str, Any]:
+    found: dict[str, Any] = {}
+    for system in dict.fromkeys(row["system"] for row in rows):
+        own = [row for row in rows if row["system"] == system]
+        values = [row[metric] for row in own]
+        found[system] = {
+            "seeds": len(own),
+            f"{metric}_mean": statistics.fmean(values),
+            f"{metric}_std": statistics.stdev(values) if len(values) > 1 else None,
+            speed: statistics.median(row[speed] for row in own),
+        }
+    if len(found) == 2:
+        ours, theirs = found.values()
+        found["ratio"] = round(ours[speed] / theirs[speed], 2)
+    return found
+
+
+def compared(changes: dict[str, Any]) -> list[tuple[str, str]]:
+    """Overrides of a run that is compared: it evaluates at its end, and neither logs nor saves."""
+    usual = {
+        "train.precision": "bf16" if DEVICE.type == "cuda" else "fp32",
+        "evaluate.every_epochs": 0,
+        "checkpoint.enabled": "false",
+        "log.level": "quiet",
+        "log.trackers": "none",
+    }
+    return [(name, str(value)) for name, value in (usual | changes).items()]
+
+
+def described(settings: Settings) -> dict[str, Any]:
+    """The machine and the settings that both systems share."""
+    return machine() | {
+        "learning_rate": settings.optimizer.learning_rate,
+        "steps": settings.train.max_steps,
+        "batch": settings.batch.sequences,
+        "max_seq_length": settings.data.max_seq_length,
+        "precision": settings.train.precision,
+        "threads": torch.get_num_threads() if DEVICE.type == "cpu" else None,
     }
 
 
-def summarize(rows: list[dict[str, Any]]) -> dict[str, Any]:
-    found: dict[str, Any] = {}
-    for system in (OURS, THEIRS):
-        own = [row for row in rows if row["system"] == system]
-        f1 = [row["f1"] for row in own]
-        found[system] = {
-            "seeds": len(own),
-            "f1_mean": statistics.fmean(f1) if f1 else None,
-            "f1_std": statistics.stdev(f1) if len(f1) > 1 else None,
-            "sentences_per_s": statistics.median(row["sentences_per_s"] for row in own) if own else None,
-        }
-    if all(found[system]["seeds"] for system in (OURS, THEIRS)):
-        found["ratio"] = round(found[OURS]["sentences_per_s"] / found[THEIRS]["sentences_per_s"], 2)
-    return found
+def take_turns(
+    output: Path, about: dict[str, Any], systems: dict[str, Callable[[int], dict[str, Any]]], seeds: int,
+    metric: str, speed: str,
+) -> None:  # fmt: skip
+    """Run each seed of all systems before the next; writes what there is after each run."""
+    rows: list[dict[str, Any]] = []
+    for seed in range(1, seeds + 1):
+        for system, run in systems.items():
+            rows.append({"system": system, "seed": seed} | run(seed))
+            print(json.dumps(rows[-1]), flush=True)
+            summary = summarize(rows, metric, speed)
+            output.write_text(json.dumps(about | {"summary": summary, "runs": rows}, indent=1) + "\n")
+    print(json.dumps(summary, indent=1))
+
+
+def seeded(settings: Settings, seed: int) -> Settings:
+    return replace(settings, train=replace(settings.train, seed=seed))
 
 
 def main() -> None:
@@ -193,39 +243,20 @@ def main() -> None:
     os.environ["TOKENIZERS_PARALLELISM"] = "false"
     silence()
     length = {"train.max_steps": arguments.max_steps} if arguments.max_steps else {"train.epochs": arguments.epochs}
-    changes = length | {
-        "data.max_seq_length": arguments.max_seq_length,
-        "train.precision": "bf16" if DEVICE.type == "cuda" else "fp32",
-        "evaluate.every_epochs": 0,  # at the end alone
-        "checkpoint.enabled": "false",
-        "log.level": "quiet",
-        "log.trackers": "none",
-    }
-    wanted = resolve_task("tag", [(name, str(value)) for name, value in changes.items()])
+    wanted = resolve_task("tag", compared(length | {"data.max_seq_length": arguments.max_seq_length}))
     resolved = resolve_run(wanted, arguments.data, None, init=str(arguments.weights))
     task, settings = resolved.task, resolved.settings
     assert isinstance(task, TagTask)
-    about = machine() | {
+    about = described(settings) | {
         "sentences": task.training().num_examples,
         "held_out": next(iter(task.held_out().values())).num_examples,
-        "learning_rate": settings.optimizer.learning_rate,
-        "steps": settings.train.max_steps,
-        "batch": settings.batch.sequences,
-        "max_seq_length": settings.data.max_seq_length,
-        "precision": settings.train.precision,
-        "threads": torch.get_num_threads() if DEVICE.type == "cpu" else None,
     }
-    rows: list[dict[str, Any]] = []
-    for seed in range(1, arguments.seeds + 1):
-        seeded = replace(settings, train=replace(settings.train, seed=seed))
-        for system in (OURS, THEIRS):
-            ours = replace(wanted, train=replace(wanted.train, seed=seed))
-            row = measure(system, ours if system == OURS else seeded, task, arguments.data, arguments.weights)
-            rows.append(row)
-            print(json.dumps(row), flush=True)
-            content = about | {"summary": summarize(rows), "runs": rows}
-            arguments.output.write_text(json.dumps(content, indent=1) + "\n")
-    print(json.dumps(summarize(rows), indent=1))
+    inputs = task, arguments.data, arguments.weights
+    systems = {
+        OURS: lambda seed: measure(OURS, seeded(wanted, seed), *inputs),
+        THEIRS: lambda seed: measure(THEIRS, seeded(settings, seed), *inputs),
+    }
+    take_turns(arguments.output, about, systems, arguments.seeds, "f1", "sentences_per_s")
 
 
 if __name__ == "__main__":

@@ -33,7 +33,7 @@ from bertrain.model.batch import IGNORED, Batch
 from bertrain.model.bert import Bert
 from bertrain.model.encoder import EncoderModel
 from bertrain.model.families import new_model
-from bertrain.weights.huggingface import huggingface_names
+from bertrain.weights.names import huggingface_names
 
 SHARED = Path(__file__).parents[2] / "shared"
 """Larger data of other people, beside the checkout where there is any."""

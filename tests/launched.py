@@ -36,7 +36,7 @@ class Launched:
 
     def ranks(self) -> dict[int, int]:
         """The processes of the ranks it has started, as far as they know who they are."""
-        found = {}
+        found: dict[int, int] = {}
         for process in children(self.process.pid):
             try:
                 words = Path(f"/proc/{process}/environ").read_bytes().split(b"\0")

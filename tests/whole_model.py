@@ -121,10 +121,11 @@ class BothWays:
     def run(self, seed: int = 7, accumulate: bool = False) -> Tensor:
         """One pass of the fused model; returns its sums."""
         device = self.arena.values.device
-        scales = (
+        word_scale, sequence_scale = (
             torch.tensor([1 / count], device=device) for count in (self.batch.num_predictions, self.batch.num_sequences)
         )
-        work = self.fused.forward_backward(self.batch, torch.tensor([seed], device=device), *scales, accumulate)
+        seeded = torch.tensor([seed], device=device)
+        work = self.fused.forward_backward(self.batch, seeded, word_scale, sequence_scale, accumulate)
         try:
             next(work)
         except StopIteration as end:

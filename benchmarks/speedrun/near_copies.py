@@ -70,9 +70,9 @@ def main() -> None:
         print(f"{folder}: near-copies were removed before: {(folder / RECORD).read_text().strip()}")
         return
     held_out = HeldOut(documents(folder / "eval.txt"))
-    kept_count, removed = 0, []
+    kept_count, removed = 0, list[str]()
     for path in sorted((folder / "train").glob("*.txt")):
-        kept = []
+        kept: list[str] = []
         for document in documents(path):
             is_copy = held_out.largest_share(document) >= SHARE
             (removed if is_copy else kept).append(document)

@@ -168,7 +168,8 @@ def main() -> None:
     dropout = dict.fromkeys(("hidden_dropout_prob", "attention_probs_dropout_prob"), options.dropout)
     config = BertConfig(num_hidden_layers=options.layers, **dropout)
     config._attn_implementation = "sdpa"
-    model = BertForMaskedLM(config).to(DEVICE)
+    model: Any = BertForMaskedLM(config)  # Transformers' annotation of `to` takes no device
+    model.to(DEVICE)
     shards = Shards.open(options.data, verify="size")
     settings = [f"--{name} {vars(options)[name]}" for name in ("rate", "minutes", "rows", "dropout", "layers")]
     record = new_record(options.name, ["transformers", *settings])

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ast
-import importlib.util
 import inspect
 import os
 import re
@@ -259,18 +258,6 @@ def test_nothing_runs_a_pickle() -> None:
                 for keyword in node.keywords:
                     assert keyword.arg not in ("allow_pickle", "trust_remote_code", "shell"), f"{path}:{node.lineno}"
     assert readers == ["torch_files.py"]
-
-
-@pytest.mark.parametrize("folder", ["benchmarks", "tests/gpu"])
-def test_what_needs_a_gpu_imports_names_that_exist(folder: str) -> None:
-    """Nothing else notices here that a name was moved."""
-    for path in sorted((ROOT / folder).rglob("*.py")):
-        for node in ast.walk(ast.parse(path.read_text())):
-            if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("bertrain"):
-                module = importlib.import_module(str(node.module))
-                for name in node.names:
-                    where = f"{module.__name__}.{name.name}"
-                    assert hasattr(module, name.name) or importlib.util.find_spec(where), f"{path}: {where}"
 
 
 def test_a_type_checker_refuses_a_misspelt_name(tmp_path: Path) -> None:

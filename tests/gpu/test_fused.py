@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 import torch
@@ -47,7 +48,7 @@ def model_both_ways(*, fp8: bool = False, dropout: float = 0.0, **overrides: obj
     return whole_model.BothWays(settings, batch, "cuda", fp8=fp8, matrix_scale=0.2)
 
 
-VARIANTS: list[dict[str, object]] = [
+VARIANTS: list[dict[str, Any]] = [
     {"model__pad_vocab_to": 64, "model__num_segments": 3},
     {"model__nsp": False},
     {"model__num_layers": 1},
@@ -65,7 +66,7 @@ VARIANTS: list[dict[str, object]] = [
 
 
 @pytest.mark.parametrize("overrides", VARIANTS)
-def test_bf16_gradients_are_those_of_the_specification(overrides: dict[str, object]) -> None:
+def test_bf16_gradients_are_those_of_the_specification(overrides: dict[str, Any]) -> None:
     model = model_both_ways(**overrides)
     sums, errors, once = model.run(), model.errors(), model.gradients()
     print({name: f"{value:.1e}" for name, value in errors.items()})
@@ -84,7 +85,7 @@ def test_bf16_gradients_are_those_of_the_specification(overrides: dict[str, obje
 
 @needs_fp8
 @pytest.mark.parametrize("overrides", VARIANTS)
-def test_fp8_gradients_are_near_those_of_the_specification(overrides: dict[str, object]) -> None:
+def test_fp8_gradients_are_near_those_of_the_specification(overrides: dict[str, Any]) -> None:
     model = model_both_ways(fp8=True, **overrides)
     model.measure_scales()
     sums, errors, once = model.run(), model.errors(), model.gradients()

@@ -6,6 +6,7 @@ Needs a CUDA device of compute capability 8.0 or newer and Triton; skips with th
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 
 import pytest
 import torch
@@ -134,15 +135,9 @@ def test_layernorm_matches_twin(shape: tuple[int, int], dtype: torch.dtype, p: f
     for parameter_dtype in {dtype, torch.float32}:
         inputs, seed = layernorm_inputs(*shape, dtype, parameter_dtype), seed_tensor(3)
         dy, second = random(*shape, dtype=dtype), random(*shape, dtype=dtype) if is_pair else None
-        actual = twins.twice(
-            lambda inputs=inputs, dy=dy, second=second, seed=seed: twins.layernorm_both_ways(
-                inputs, dy, second, p, seed, 4
-            )
-        )
+        actual = twins.twice(partial(twins.layernorm_both_ways, inputs, dy, second, p, seed, 4))
         expected = twins.twin_both_ways(
-            lambda *tensors, seed=seed: layernorm.dropout_add_layernorm_plain(
-                *tensors, Dropout(p, seed, 4), twins.NORM_EPS
-            ),
+            partial(layernorm.dropout_add_layernorm_plain, dropout=Dropout(p, seed, 4), eps=twins.NORM_EPS),
             inputs,
             dy.double() + (0 if second is None else second.double()),
         )
@@ -214,7 +209,7 @@ def test_embedding_matches_twin(p: float, dtype: torch.dtype, width: int) -> Non
         lambda words, positions, segments, weight, bias: embed_plain(
             EmbeddingTables(words, positions, segments), ids, weight, bias, Dropout(p, seed, 3), twins.NORM_EPS
         ),
-        [*tables, *norm],
+        [tensor for tensor in (*tables, *norm) if tensor is not None],
         dy.double() + second.double(),
     )
     assert (actual[2][512:] == 0).all(), "positions that no sequence reaches"
@@ -290,12 +285,14 @@ def test_gelu_in_8_bits_is_the_twins_to_the_byte(format: torch.dtype, scale: flo
     x, bias, dy = eight_bit_gelu_case(torch.float32)
     cast = twins.cast_at(scale, format, "cuda")
     y, eight = gelu.bias_gelu_forward(x, bias, cast)
+    assert eight is not None
     assert twins.is_cast_of(*eight, y, cast)
     assert cast.largest.max() == y.abs().max()
     assert twins.error(y, gelu.bias_gelu_plain(x.double(), bias.double())) <= 1e-5
 
     cast = twins.cast_at(scale, format, "cuda")
     dx, eight, partials = gelu.bias_gelu_backward(dy, x, bias, cast)
+    assert eight is not None
     assert twins.is_cast_of(*eight, dx, cast)
     assert cast.largest.max() == dx.abs().max()
     expected = twins.twin_both_ways(gelu.bias_gelu_plain, (x, bias), dy)
@@ -311,10 +308,14 @@ def test_gelu_in_8_bits_alone_is_the_same() -> None:
         wide = gelu.bias_gelu_forward(x.float(), bias, twins.cast_at(3.7, format, "cuda"))[1]
         same, alone = gelu.bias_gelu_forward(x, bias, twins.cast_at(3.7, format, "cuda"), full=False)
         assert same is x
+        assert alone is not None
+        assert wide is not None
         assert all(map(twins.same_bits, alone, wide))
         wide = gelu.bias_gelu_backward(dy.float(), x.float(), bias, twins.cast_at(3.7, format, "cuda"))[1]
         same, alone, _ = gelu.bias_gelu_backward(dy, x, bias, twins.cast_at(3.7, format, "cuda"), full=False)
         assert same is x
+        assert alone is not None
+        assert wide is not None
         assert all(map(twins.same_bits, alone, wide))
 
 
