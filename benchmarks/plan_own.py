@@ -46,6 +46,7 @@ def sized(name: str, length: int, precision: str) -> Settings:
             ("model.hidden_size", str(width)),
             ("model.num_heads", str(heads)),
             ("model.intermediate_size", str(4 * width)),
+            ("model.max_positions", str(max(512, length))),
             ("data.max_seq_length", str(length)),
             ("data.max_predictions", str(length * 3 // 20)),
             ("train.precision", precision),
@@ -90,8 +91,9 @@ def report(rows: list[dict[str, Any]]) -> dict[str, Any]:
     return found
 
 
-CPU_CALIBRATION = (4, 256, 128, 2048, 32)  # layers, width, length, token budget, sequences of a step
-CPU_CONFIGURATIONS = [
+Row = tuple[int, int, int, int, int, str]  # layers, width, length, token budget, sequences of a step, precision
+CPU_CALIBRATIONS: list[Row] = [(4, 256, 128, 2048, 32, "fp32"), (4, 256, 128, 2048, 32, "bf16")]
+CPU_CONFIGURATIONS: list[Row] = [
     (2, 128, 128, 2048, 64, "fp32"),
     (4, 256, 128, 1024, 32, "fp32"),
     (4, 256, 128, 4096, 64, "fp32"),
@@ -132,33 +134,43 @@ def measure_cpu(values: dict[str, str], steps: int) -> float:
     return float(json.loads(printed)["ms_per_step"]) / 1e3
 
 
-def cpu_rows(steps: int) -> list[dict[str, Any]]:
+def measured_in_turns(steps: int, turns: int) -> dict[Row, float]:
+    """Seconds of a step of each configuration: the median of turns, in each of which all are measured once.
+
+    Machines here are shared: one turn may meet a busy moment, which the next seldom meets again.
+    """
+    found: dict[Row, list[float]] = {row: [] for row in [*CPU_CALIBRATIONS, *CPU_CONFIGURATIONS]}
+    for turn in range(turns):
+        for row, seconds in found.items():
+            seconds.append(measure_cpu(cpu_settings(*row), steps))
+            print(f"turn {turn + 1}, load {os.getloadavg()[0]:.1f}: {1e3 * seconds[-1]:,.0f} ms, {row}", flush=True)
+    return {row: statistics.median(seconds) for row, seconds in found.items()}
+
+
+def cpu_rows(steps: int, turns: int) -> list[dict[str, Any]]:
     """Each precision is calibrated on one configuration; its rates are those of one thread here."""
     torch.set_num_threads(1)
     network = Network("loopback", 1e9, 50e-6, 1e9, 50e-6)
+    measured = measured_in_turns(steps, turns)
     rows: list[dict[str, Any]] = []
-    for precision in ("fp32", "bf16"):
+    for calibration in CPU_CALIBRATIONS:
+        precision = calibration[-1]
         cpu = cpu_like(precision, measure_ceilings(torch.device("cpu"), precision))
-        own = [row for row in CPU_CONFIGURATIONS if row[-1] == precision]
-        for number, row in enumerate([(*CPU_CALIBRATION, precision), *own]):
-            values = cpu_settings(*row)
-            settings = resolve("bert-tiny", list(values.items()))
+        for row in [calibration, *(row for row in CPU_CONFIGURATIONS if row[-1] == precision)]:
+            settings = resolve("bert-tiny", list(cpu_settings(*row).items()))
             engine, _ = choose(settings, torch.device("cpu"))  # without AMX, bf16 has no kernels
-            measured = measure_cpu(values, steps)
             loads, _ = deal_steps(settings, np.full(4096, row[2]), 2)
             cluster, design = Cluster(cpu, network, 2, 2), Design.of(settings, engine)
-            if not number:
-                cpu = calibrated(settings, loads, cluster, design, measured, jitter=0)
+            if row == calibration:
+                cpu = calibrated(settings, loads, cluster, design, measured[row], jitter=0)
             found = step_time(settings, loads, replace(cluster, gpu=cpu), design, jitter=0).seconds
-            what = "{}x{}, length {}, bins of {} tokens, {} sequences, {}".format(*row)
             rows.append(
                 {
-                    "role": "scored" if number else "calibration",
-                    "configuration": what,
-                    "measured_ms": 1e3 * measured,
+                    "role": "calibration" if row == calibration else "scored",
+                    "configuration": "{}x{}, length {}, bins of {} tokens, {} sequences, {}".format(*row),
+                    "measured_ms": 1e3 * measured[row],
                     "predicted_ms": 1e3 * found,
-                    "error": found / measured - 1,
-                    "load_average": os.getloadavg()[0],
+                    "error": found / measured[row] - 1,
                 }
             )
     return rows
@@ -168,9 +180,10 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("device", choices=("gpu", "cpu"))
     parser.add_argument("--steps", type=int, default=8, help="timed steps of each configuration on the CPU")
+    parser.add_argument("--turns", type=int, default=1, help="how often each configuration is measured on the CPU")
     parser.add_argument("--output", type=Path, help="add the comparison to this JSON file")
     arguments = parser.parse_args()
-    rows = gpu_rows() if arguments.device == "gpu" else cpu_rows(arguments.steps)
+    rows = gpu_rows() if arguments.device == "gpu" else cpu_rows(arguments.steps, arguments.turns)
     found = {"score": report(rows), "rows": rows}
     if arguments.output:
         kept = json.loads(arguments.output.read_text()) if arguments.output.exists() else {}

@@ -40,7 +40,7 @@ Floats = npt.NDArray[np.float64]
 FORWARD = 1 / 3  # of the time of a bin
 LAUNCHES = 40, 15, 30  # kernels of a layer and of the rest of a bin, both ways; and of an update
 LAYER_PRODUCTS = 12  # of them: four matrices, forward and two gradients
-NARROWEST_HEAD = 64  # attention is bound by instructions for each score: narrower heads save nothing
+SCORE_COLUMNS = 96  # of a head: as long as their products take softmax and dropout of a score (gpu_sizes.json)
 SCATTERED = 10  # times the time of their bytes, that embeddings take: their gradients go to scattered rows
 COMPILED = {"bf16": 1.39, "fp16": 1.43, "tf32": 1.75, "fp32": 1.03}
 """Times the fused engine's time, that the compiled engine takes where ours has no kernels: BERT-Base's steps in
@@ -153,6 +153,14 @@ def count_launches(settings: Settings) -> float:
     return (1 + recomputed) * LAUNCHES[0] * settings.model.num_layers + LAUNCHES[1]
 
 
+def _score_time(head: int) -> float:
+    """Time of attention's operations with this head size, as a multiple of that with heads of 64.
+
+    Every score costs its products, which grow with the head, and its softmax and dropout, which do not.
+    """
+    return ((head + SCORE_COLUMNS) / head) / ((64 + SCORE_COLUMNS) / 64)
+
+
 def _seconds_of(settings: Settings, size: costs.WorkSize, gpu: Gpu, design: Design) -> Floats:
     """Seconds of one bin of this size: products, attention, memory-bound kernels, launches."""
     precision, model = settings.train.precision, settings.model
@@ -167,7 +175,7 @@ def _seconds_of(settings: Settings, size: costs.WorkSize, gpu: Gpu, design: Desi
         rate = gpu.rate(wide if is_heads else precision)
         products += operations / rate + (1.0 if is_heads else gpu.exposed_bytes) * moved / gpu.memory
     operations, moved = parts[costs.ATTENTION]
-    operations *= max(1.0, NARROWEST_HEAD * model.num_heads / model.hidden_size)
+    operations *= _score_time(model.hidden_size // model.num_heads)
     attention = operations / (gpu.attention_share * gpu.rate(wide)) + moved / gpu.memory
     moved = parts[costs.NORM][1] + parts[costs.GELU][1] + SCATTERED * parts[costs.EMBEDDINGS][1]
     memory = moved / gpu.memory

@@ -404,8 +404,26 @@ def test_steps_without_our_kernels_take_as_long_as_measured(precision: str, tole
         assert 1e3 * predicted == pytest.approx(row["bertrain"]["ms_per_step"], rel=tolerance)
 
 
+@pytest.mark.parametrize("length", [128, 512, 2048])
+def test_narrow_heads_take_as_long_as_measured(length: int) -> None:
+    """6 layers with heads of 32 on an H200, 32,768 tokens of full rows, both precisions."""
+    raw = json.loads((ROOT / "benchmarks" / "results" / "gpu_sizes.json").read_text())["results"]
+    rows = [row for row in raw if (row["model"], row["length"], row["rows"]) == ("6x384", length, "full")]
+    assert {row["precision"] for row in rows} == {"bf16", "fp8"}
+    for row in rows:
+        sizes = {
+            "model.num_layers": 6, "model.hidden_size": 384, "model.num_heads": 12, "model.intermediate_size": 1536,
+            "model.max_positions": max(512, length), "data.max_seq_length": length,
+            "data.max_predictions": length * 3 // 20, "train.precision": row["precision"],
+        }  # fmt: skip
+        settings = resolve("bert-large-phase2", [(name, str(value)) for name, value in sizes.items()])
+        load = full_bins(settings, 32768, 1, np.array([length]))
+        predicted = step_time(settings, [load], cluster(1), Design.of(settings), jitter=0).seconds
+        assert 1e3 * predicted == pytest.approx(row["bertrain"]["ms_per_step"], rel=0.07)
+
+
 def test_a_run_is_planned_with_the_engine_that_computes_it() -> None:
-    """Our kernels have heads of 32, which cost as much as those of 64; others go through torch.compile."""
+    """Our kernels have heads of 32, which cost nearly as much as those of 64; others go through torch.compile."""
     designs, steps = {}, {}
     for size in (32, 48, 64, 96):
         settings = resolve("bert-base", [("model.num_heads", str(768 // size)), ("train.precision", "bf16")])
@@ -413,7 +431,7 @@ def test_a_run_is_planned_with_the_engine_that_computes_it() -> None:
         load, designs[size] = full_bins(settings, 32768, 1, np.array([128])), Design.of(settings)
         steps[size] = step_time(settings, [load], cluster(1), designs[size], jitter=0)
         assert (designs[size].is_fused, designs[size].host_s > 0) == ((size in (32, 64)), size not in (32, 64))
-    assert steps[32].attention > 1.3 * steps[64].attention
+    assert 1.2 * steps[64].attention < steps[32].attention < 2 * steps[64].attention  # twice the scores
     assert steps[32].products == steps[64].products < steps[96].products
     odd = resolve("mlperf-nvidia-1x8x48-packed", [("batch.token_budget", "24584")])
     assert predict_run(odd, lengths_of(HISTOGRAM, 512), find_gpu("h200"), 8, 8) is None, "FP8 needs multiples of 64"
