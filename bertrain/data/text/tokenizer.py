@@ -22,6 +22,8 @@ CACHED_WORDS = 500_000  # about 100 MB; then the cache is cleared
 ASCII_PARTS = re.compile(r"[A-Za-z0-9]+|[^A-Za-z0-9]").findall  # of a word: runs of letters and digits, single signs
 IDEOGRAPH = "[\u3400-\u4dbf\u4e00-\u9fff\uf900-\ufaff\U00020000-\U0002a6df\U0002a700-\U0002ceaf\U0002f800-\U0002fa1f]"
 IS_IDEOGRAPH = re.compile(IDEOGRAPH).match
+is_cleaned_though_printable = re.compile(f"{IDEOGRAPH[:-1]}\ufffd]").search
+CHARACTERS_AT_ONCE = 5  # of a long text, for each token wanted: English has fewer
 
 
 class Tokenizer:
@@ -51,20 +53,29 @@ class Tokenizer:
 
     def encode_raw(self, sentence: str, enough: int | None = None) -> bytes:
         """The token ids of a sentence as the bytes of an array of `dtype`; the first `enough` of them at least."""
-        if not (sentence.isascii() and sentence.isprintable()):
-            sentence = sentence.translate(self._clean)
-        words = sentence.split()
-        encoded = b"".join(map(self._words.__getitem__, words[:enough]))
-        if enough is not None and len(encoded) < enough * self.dtype.itemsize:  # words of accents alone have no tokens
-            encoded += b"".join(map(self._words.__getitem__, words[enough:]))
-        for table in (self._words, self._pieces):
-            if len(table) > CACHED_WORDS:
-                table.clear()
+        if enough is None:
+            return self._encode_words(sentence)
+        encoded, start = b"", 0
+        while start < len(sentence) and len(encoded) < enough * self.dtype.itemsize:
+            stop = sentence.find(" ", start + enough * CHARACTERS_AT_ONCE)  # each word is tokenized by itself
+            stop = len(sentence) if stop < 0 else stop
+            encoded += self._encode_words(sentence[start:stop])
+            start = stop
         return encoded
 
     def decode(self, number: int) -> str:
         """The word of an id; pieces keep their ##."""
         return self._vocabulary.words[number]
+
+    def _encode_words(self, text: str) -> bytes:
+        """The ids of all words of a text."""
+        for table in (self._words, self._pieces):
+            if len(table) > CACHED_WORDS:
+                table.clear()
+        text = text.replace("\n", " ")  # equal here, and the only common character that is not printable
+        if not text.isprintable() or (not text.isascii() and is_cleaned_though_printable(text)):
+            text = text.translate(self._clean)  # far slower than these looks at the text
+        return b"".join(map(self._words.__getitem__, text.split()))
 
     def _encode_word(self, word: str) -> bytes:
         """The ids of a word between spaces: case folded, split at punctuation, looked up."""
