@@ -75,7 +75,7 @@ def measure(weights: Path, texts: list[str], max_length: int, arguments: argpars
     with encoder.ready() as (predict, ranks):
 
         def ours(some: list[str]) -> np.ndarray:
-            return encoder.vectors(encoder.encode(some)[0], predict, ranks)
+            return encoder.embed(some, predict, ranks)[0]
 
         quarter = texts[: max(1, len(texts) // 4)]
         ours(quarter)  # warm up

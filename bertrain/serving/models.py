@@ -135,8 +135,7 @@ class Embed:
         for ask in asks:
             if not ask.options["truncate"]:
                 _refuse_long(self.tokenizer, ask.texts, self.encoder.pipeline.max_seq_length)
-        block, _ = self.encoder.encode(_texts_of(asks))
-        vectors = self.encoder.vectors(block, self.predict, self.ranks)
+        vectors, _ = self.encoder.embed(_texts_of(asks), self.predict, self.ranks)
         found = _split(vectors, asks)
         return [
             rank_by_cosine(ask, own) if ask.operation == "nearest" else own.tolist()

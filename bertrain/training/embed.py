@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from itertools import islice
+from itertools import islice, pairwise
 from pathlib import Path
 from time import perf_counter
 
+import numpy as np
 import torch
 
 from bertrain.base.console import remark
@@ -24,7 +25,7 @@ from bertrain.ranks.parallel import Ranks
 from bertrain.run.folder import Run
 from bertrain.tasks.data import TaskData
 from bertrain.tasks.encode import encode_texts
-from bertrain.tasks.texts import Survey, TextFile
+from bertrain.tasks.texts import Survey, Text, TextFile
 from bertrain.training.engine import Predictor, choose
 from bertrain.training.evaluate import load_predictor, reporting
 from bertrain.training.precision import choose_precision
@@ -34,6 +35,8 @@ from bertrain.weights.hub import locate
 from bertrain.weights.sentence_transformers import SentencePipeline, find_pipeline
 from bertrain.weights.source import NEWEST, open_source, vocabulary_of
 from bertrain.weights.tensors import Weights, load_tensors
+
+TOKENS_OF_PART, CHARACTERS_PER_TOKEN = 1 << 18, 4  # about
 
 
 @dataclass(frozen=True)
@@ -113,24 +116,37 @@ class Encoder:
                 remark(choose(self.settings, ranks.device)[1])
             yield predict, ranks
 
+    def embed(self, texts: Sequence[str], predict: Predictor, ranks: Ranks) -> tuple[Vectors, int]:
+        """The vectors of texts in their order, and the number of texts truncated; computed by this rank alone."""
+        parts = (self.encode(part) for part in self._parts(texts))
+        found = [(self._vectors(block, predict, ranks), truncated) for block, truncated in in_background(parts, 2)]
+        return np.concatenate([vectors for vectors, _ in found]), sum(truncated for _, truncated in found)
+
+    def _parts(self, texts: Sequence[str]) -> Iterator[Sequence[str]]:
+        """Texts in order, of some bins each: one part is tokenized while another is computed."""
+        tokens = np.minimum([len(text) // CHARACTERS_PER_TOKEN for text in texts], self.pipeline.max_seq_length)
+        cuts = np.flatnonzero(np.diff(tokens.cumsum() // TOKENS_OF_PART)) + 1
+        for start, stop in pairwise([0, *cuts.tolist(), len(texts)]):
+            yield texts[start:stop]
+
     @torch.no_grad()
-    def vectors(self, block: Block, predict: Predictor, ranks: Ranks) -> Vectors:
-        """The vectors of a block in its order, computed by this rank alone in bins of similar cost."""
+    def _vectors(self, block: Block, predict: Predictor, ranks: Ranks) -> Vectors:
+        """The vectors of a block in its order, computed in bins of similar cost."""
         on_cpu, longest = ranks.device.type == "cpu", self.pipeline.max_seq_length
         budget = max(TOKENS_AT_ONCE[ranks.device.type], longest)
         settings = replace(self.settings, batch=BatchSettings(sequences=1, token_budget=budget))
         loader = Loader(TaskData(block, Path(), self.vocabulary, longest), settings, pin_memory=not on_cpu)
-        found: list[tuple[torch.Tensor, torch.Tensor]] = []
+        found: list[tuple[torch.Tensor, torch.Tensor, torch.Tensor]] = []
         for rows, batch in loader.evaluation_bins(0, len(block)):
             ranks.heartbeat.move()
-            batch = batch.without_padding() if on_cpu else batch.to(ranks.device)
-            pooled = predict(batch).answers
+            batch = batch.without_padding() if on_cpu else batch
+            pooled = predict(batch.to(ranks.device)).answers
             assert pooled is not None
-            found.append((torch.from_numpy(rows), pooled.float()[batch.is_real]))
+            found.append((torch.from_numpy(rows), batch.is_real, pooled))
         # Only now is a GPU waited for: it computes while the host lays out the next bins.
         vectors = torch.empty(len(block), self.settings.model.hidden_size)
-        for places, of_bin in found:
-            vectors[places] = of_bin.cpu()
+        for places, is_real, pooled in found:
+            vectors[places] = pooled.float().cpu()[is_real]
         return (torch.nn.functional.normalize(vectors) if self.pipeline.normalize else vectors).numpy()
 
 
@@ -174,7 +190,7 @@ def embed(
         if isinstance(given, Path) or not len(given):
             raise UserError("no-texts", "give texts to embed, or a file and --out")
         with encoder.ready() as (predict, ranks):
-            return encoder.vectors(encoder.encode(given)[0], predict, ranks)
+            return encoder.embed(given, predict, ranks)[0]
     if not isinstance(texts, str | Path):
         raise UserError(
             "conflicting-options", "`out` needs a file of texts; leave `out` out, and the vectors are returned"
@@ -221,9 +237,10 @@ def _embed_file(encoder: Encoder, file: TextFile, survey: Survey, vectors: Vecto
         own = {number for number in missing if number % ranks.world == ranks.rank}
         began, num_texts, num_truncated = perf_counter(), 0, 0
         with reporting(predict, min(len(own) * SHARD_ROWS, survey.num_texts)) as reported:
-            for number, ids, (block, truncated) in in_background(_parts(encoder, file, own), 2):
-                vectors.write_shard(number, ids, encoder.vectors(block, reported, ranks))
-                num_texts, num_truncated = num_texts + len(ids), num_truncated + truncated
+            for number, rows in in_background(_shards(file, own), 2):
+                of_shard, truncated = encoder.embed([row.text for row in rows], reported, ranks)
+                vectors.write_shard(number, [row.id for row in rows], of_shard)
+                num_texts, num_truncated = num_texts + len(rows), num_truncated + truncated
         ranks.broadcast_int(0)
         if ranks.is_first:
             vectors.join()
@@ -235,12 +252,10 @@ def _embed_file(encoder: Encoder, file: TextFile, survey: Survey, vectors: Vecto
     return replace(done, truncated=num_truncated, texts_per_s=speed)
 
 
-def _parts(
-    encoder: Encoder, file: TextFile, own: set[int]
-) -> Iterator[tuple[int, list[str | None], tuple[Block, int]]]:
-    """The parts of a file that this rank embeds: number, ids, and tokens with the number of truncated texts."""
+def _shards(file: TextFile, own: set[int]) -> Iterator[tuple[int, list[Text]]]:
+    """The shards that this rank embeds: number and rows."""
     rows = iter(file)
     for number in range(max(own, default=-1) + 1):
-        part = list(islice(rows, SHARD_ROWS))
+        of_shard = list(islice(rows, SHARD_ROWS))
         if number in own:
-            yield number, [row.id for row in part], encoder.encode([row.text for row in part])
+            yield number, of_shard
