@@ -73,6 +73,8 @@ class RaggedPlan:
     slot_of_token: Tensor  # [T]
     is_padding: Tensor | None  # [slots, 1]; None if no slot is padding
     groups: tuple[Group, ...]
+    in_order: bool = False
+    """Whether each token is its own slot, as in rows of one length: nothing needs to be copied."""
 
     @staticmethod
     def of(batch: Batch) -> RaggedPlan:
@@ -106,6 +108,7 @@ def plan_groups(sequence_lengths: Sequence[int], device: torch.device) -> Ragged
         slot_of_token=torch.from_numpy(slot_of_token).to(device),
         is_padding=padding,
         groups=tuple(groups),
+        in_order=np.array_equal(slots, np.arange(len(slots))),
     )
 
 
@@ -126,7 +129,8 @@ def attend_each(qkv: Tensor, sequence_lengths: Sequence[int], dropout_rate: floa
 def attend_grouped(qkv: Tensor, plan: RaggedPlan, dropout_rate: float, window: int | None = None) -> Tensor:
     """Attention within each sequence, one group at a time: [T, 3, H, D] -> [T, H, D]."""
     heads, head_size = qkv.shape[2:]
-    slots = _TokensToSlots.apply(qkv.flatten(1), plan)
+    tokens = qkv.flatten(1)
+    slots = tokens if plan.in_order else _TokensToSlots.apply(tokens, plan)
     attended = []
     for group, part in zip(plan.groups, slots.split([g.count * g.length for g in plan.groups]), strict=True):
         q, k, v = part.view(group.count, group.length, 3, heads, head_size).permute(2, 0, 3, 1, 4)
@@ -135,7 +139,8 @@ def attend_grouped(qkv: Tensor, plan: RaggedPlan, dropout_rate: float, window: i
         else:
             mixed = _attend_nearby(q, k, v, group, dropout_rate, window)
         attended.append(mixed.transpose(1, 2).reshape(group.count * group.length, heads * head_size))
-    return _SlotsToTokens.apply(torch.cat(attended), plan).view(-1, heads, head_size)
+    mixed = attended[0] if len(attended) == 1 else torch.cat(attended)
+    return (mixed if plan.in_order else _SlotsToTokens.apply(mixed, plan)).view(-1, heads, head_size)
 
 
 def _attend(q: Tensor, k: Tensor, v: Tensor, attends: Tensor | None, dropout_rate: float) -> Tensor:

@@ -29,12 +29,11 @@ def pool(x: Tensor, batch: Batch, pooling: str) -> Tensor:
         x = x.float()
         if pooling == "cls":
             return x[batch.cls_positions]
-        sequence = sequence_of_token(batch)
         if pooling == "max":
+            sequence = sequence_of_token(batch)
             lowest = x.new_full((len(batch.is_real), x.shape[1]), torch.finfo(x.dtype).min)
             return lowest.scatter_reduce(0, sequence[:, None].expand_as(x), x, "amax")
-        lengths = batch.cu_seqlens.diff().clamp(min=1)[:, None]
-        return _sums(x, sequence, len(batch.is_real)) / lengths
+        return _sums(x, batch) / batch.cu_seqlens.diff().clamp(min=1)[:, None]
 
 
 def sequence_of_token(batch: Batch) -> Tensor:
@@ -43,10 +42,10 @@ def sequence_of_token(batch: Batch) -> Tensor:
     return torch.searchsorted(batch.cu_seqlens[1:], tokens, right=True)
 
 
-def _sums(x: Tensor, sequence: Tensor, num_slots: int) -> Tensor:
+def _sums(x: Tensor, batch: Batch) -> Tensor:
     """The sum of the tokens of each sequence, [S, E], added in the same order every time."""
     if x.device.type == "cpu":
-        return x.new_zeros(num_slots, x.shape[1]).index_add(0, sequence, x)
+        return torch.segment_reduce(x, "sum", lengths=batch.cu_seqlens.diff().long(), unsafe=True)
     # On a GPU, index_add adds in any order. A product with a matrix of zeros and ones does not.
-    is_in = sequence == torch.arange(num_slots, device=x.device)[:, None]
-    return is_in.to(x.dtype) @ x
+    slots = torch.arange(len(batch.is_real), device=x.device)
+    return (sequence_of_token(batch) == slots[:, None]).to(x.dtype) @ x
