@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from bertrain.model.attention import attend_each, attend_grouped, plan_groups
@@ -16,6 +16,9 @@ from bertrain.model.attention import attend_each, attend_grouped, plan_groups
     window=st.none() | st.integers(1, 40),
     seed=st.integers(0, 100),
 )
+@example(lengths=[40, 40, 40], window=None, seed=0)  # every token is its own slot
+@example(lengths=[40, 40, 40], window=5, seed=0)
+@example(lengths=[40, 39, 40], window=None, seed=0)
 def test_grouped_equals_one_at_a_time(lengths: list[int], window: int | None, seed: int) -> None:
     torch.manual_seed(seed)
     qkv = torch.randn(sum(lengths), 3, 2, 8, dtype=torch.float64, requires_grad=True)
