@@ -188,11 +188,21 @@ def test_marks_that_the_library_does_not_know_are_not_in_a_vocabulary(tmp_path: 
     assert "##\u0898" in cased.words
 
 
-def test_training_a_vocabulary_can_be_interrupted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("receiver", ["process", "thread"])  # the system may hand a signal to any thread
+def test_training_a_vocabulary_can_be_interrupted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, receiver: str
+) -> None:
     (tmp_path / "text.txt").write_text("bato kese\n")
     monkeypatch.setattr(vocabulary_training, "read_documents", lambda files: repeat(["bato kese livi"]))
     threads = threading.active_count()
-    timer = threading.Timer(0.5, os.kill, (os.getpid(), signal.SIGINT))
+
+    def interrupt() -> None:
+        if receiver == "process":
+            os.kill(os.getpid(), signal.SIGINT)
+        else:
+            signal.pthread_kill(threading.get_ident(), signal.SIGINT)
+
+    timer = threading.Timer(0.5, interrupt)
     timer.start()
     with pytest.raises(KeyboardInterrupt):
         train_vocabulary([tmp_path / "text.txt"], tmp_path / "vocab.txt", size=300)

@@ -6,7 +6,7 @@ import sys
 import threading
 import unicodedata
 from collections.abc import Callable, Iterable, Iterator
-from concurrent.futures import Future
+from concurrent.futures import Future, wait
 from functools import cache
 from itertools import chain, islice
 from pathlib import Path
@@ -20,7 +20,7 @@ from bertrain.data.text.tokenizer import CACHED_WORDS, build_pipeline
 from bertrain.data.text.vocabulary import CONTINUATION, SPECIAL_WORDS, Vocabulary
 
 T = TypeVar("T")
-ENDING_S = 1.0  # that an interrupted thread gets
+ENDING_S, WAKE_UP_S = 1.0, 0.2  # that an interrupted thread gets; after which Ctrl-C is heard in any case
 
 
 def train_vocabulary(
@@ -112,6 +112,8 @@ def _interruptible(work: Callable[[], T], stop: Callable[[], None]) -> T:
     thread = threading.Thread(target=run, daemon=True)
     thread.start()
     try:
+        while not future.done():  # one wait without an end would sleep on if another thread received the signal
+            wait([future], WAKE_UP_S)
         return future.result()
     except KeyboardInterrupt:
         stop()
