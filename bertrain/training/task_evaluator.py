@@ -31,7 +31,7 @@ from bertrain.tasks.task import Split, Task, TaskOutputs
 from bertrain.training.engine import Predictor
 from bertrain.training.task_settings import usual_rate
 
-TOKENS_AT_ONCE = {"cpu": 2048, "cuda": 16384}
+TOKENS_AT_ONCE = {"cpu": 4096, "cuda": 16384}
 """Tokens of a bin, unless `evaluate.batch_size` sets an evaluation batch size: enough to keep a device busy."""
 PERCENTILES = (50, 90, 95, 99, 100)
 
