@@ -182,7 +182,7 @@ def score(rows: list[dict[str, Any]], name: str) -> dict[str, Any]:
         published = one[f"published_{name}"] / other[f"published_{name}"]
         if max(published, 1 / published) > 1 + LOWEST_DIFFERENCE:
             pairs += 1
-            right += (published > 1) == (one[name] > other[name])
+            right += (published - 1) * (one[name] - other[name]) > 0  # equal predictions are wrong
     return {
         "rows": len(scored),
         "median_error": statistics.median(errors),
