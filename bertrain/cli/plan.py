@@ -126,7 +126,8 @@ def _batching(plan: Plan) -> str:
 def _counts(text: str) -> list[int]:
     words = text.split(",")
     if not all(word.isascii() and word.isdecimal() and 0 < int(word[:9]) <= 10**6 and len(word) < 8 for word in words):
-        raise UserError("bad-count", f"--count {text!r} is not a list of numbers of GPUs, such as 8,64,512")
+        numbers = "numbers of GPUs from 1 to 1,000,000"
+        raise UserError("bad-count", f"--count {text!r} is not a list of {numbers}, such as 8,64,512")
     return sorted({int(word) for word in words})
 
 
@@ -146,6 +147,10 @@ def _fit(
         raise UserError("conflicting-options", "--data and --lengths both give lengths; leave one of them out")
     if settings.task.name:
         raise UserError("not-pretraining", "`plan` is for pre-training only; name a recipe of `bertrain pretrain`")
+    if settings.train.epochs and data is None:
+        raise UserError(
+            "epochs-need-data", "the steps of train.epochs follow from the data; give --data, or --max-steps instead"
+        )
     notes = []
     if settings.train.precision == "auto":
         settings = replace(
@@ -159,6 +164,8 @@ def _fit(
     if not covers_engine(settings):
         asked = f"--train.kernels {settings.train.kernels} in {settings.train.precision}"
         raise UserError("engine-not-possible", f"`plan` knows no step times of {asked}; use --train.kernels auto")
+    if for_target and (data or lengths) and lengths != Path("mlperf"):
+        notes.append("the target's convergence points are of MLPerf's data; other data may need more or fewer samples")
     if data is not None:
         from bertrain.data.formats.source import open_data
         from bertrain.training.resolve_auto import fit_to_data
@@ -200,6 +207,8 @@ def _calibrate(gpu: Gpu, folder: Path, sample: Ints) -> tuple[Gpu, float, str]:
         raise UserError(
             "conflicting-options", f"--calibrate {folder} is a profile of {device}, not of --gpu {gpu.name}; change one"
         )
+    if any(one.facts.get("settings") != facts["settings"] for one in sets):
+        raise UserError("different-profiles", f"{folder} has profiles of several settings; give the folder of one")
     settings = from_dict(facts["settings"])
     ceilings, tokens = facts["ceilings"], float(np.median(sets[0].tokens)) / facts["environment"]["ranks"]
     gpu = with_ceilings(gpu, settings.train.precision, ceilings["operations_per_s"], ceilings["bytes_per_s"])

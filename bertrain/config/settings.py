@@ -124,10 +124,8 @@ class Settings:
     def _check_batch(self) -> None:
         batch, budget, longest = self.batch, self.batch.token_budget, self.data.max_seq_length
         if bool(batch.sequences) == bool(batch.tokens):
-            given = "both are" if batch.sequences else "neither is"
-            raise UserError(
-                "step-size", f"batch.sequences or batch.tokens sets the size of a step; {given} set; set one"
-            )
+            given = "both are set; set one of them to 0" if batch.sequences else "neither is set; set one"
+            raise UserError("step-size", f"batch.sequences or batch.tokens sets the size of a step; {given}")
         if budget < longest and (budget or not self.task.name):
             wrong = f"batch.token_budget {budget} is below data.max_seq_length {longest}"
             raise UserError("bin-too-small", f"{wrong}; raise the first or lower the second")

@@ -47,6 +47,7 @@ DRAWN = 200_000  # lengths drawn from a histogram
 START_UP_S = 0.6  # within the run: the first 150,000 samples of NVIDIA's 8 H200 take that much longer than the next
 TUNED_POLICIES: tuple[PolicyName, ...] = ("budget", "exchange", "packed")
 MUCH_IDLE = 0.25  # of the ranks' time
+SAME_BATCH = 0.05  # by which a step's sequences may differ from their nominal number
 EVALUATED = 10_000  # MLPerf's evaluation set
 MLPERF_LENGTHS = Path(str(files("bertrain.planning").joinpath("mlperf-lengths.csv")))
 """The published histogram of the lengths of MLPerf's Wikipedia at 512 tokens."""
@@ -80,6 +81,18 @@ def deal_steps(settings: Settings, lengths: Ints, ranks: int, steps: int = STEPS
         of_bins = [(1, *measured) for measured in policy.measure(bins, *sizes, capacity, data.max_seq_length)]
         loads.append(Load(*per_rank(of_bins, ranks).T.astype(float)))
     return loads, position / steps
+
+
+def global_batch(settings: Settings, sequences: float) -> float:
+    """Sequences of a step: the nominal number, unless examples of other lengths make it `sequences`."""
+    nominal = settings.nominal_sequences
+    return nominal if nominal and abs(sequences / nominal - 1) < SAME_BATCH else sequences
+
+
+def steps_of(settings: Settings, sizes: StepSize) -> int | None:
+    """Those of the recipe, or fewer for train.max_samples; None for as many as fit into train.budget."""
+    steps, most = settings.train.last_step(), settings.train.max_samples
+    return min(steps, math.ceil(sizes.steps_for(most))) if steps and most else steps
 
 
 def full_bins(settings: Settings, tokens: float, bins: float, lengths: Ints) -> Load:
@@ -144,14 +157,14 @@ def make_plan(wish: Wish, count: int) -> Plan:
     loads, sequences = deal_steps(settings, wish.lengths, count)
     step = step_time(settings, loads, cluster, design, jitter=wish.jitter)
     sizes = StepSize.of(settings.batch, mean_of(wish.lengths))
-    batch = settings.nominal_sequences or sequences
+    batch = global_batch(settings, sequences)
     if wish.target:
         refuse_other_model(settings)
         samples = samples_to_target(batch, wish.target)
         steps = math.ceil(sizes.steps_for(samples) if settings.batch.ramp_tokens else samples / sequences)
         evaluations = samples / mlperf_interval(batch)
     else:
-        steps = settings.train.last_step() or 0
+        steps = steps_of(settings, sizes) or 0
         if not steps:
             raise UserError("no-steps-to-plan", "the recipe trains for a time, not for steps; set --train.max_steps")
         every = settings.evaluate.every_samples
@@ -280,7 +293,7 @@ def table_text(plans: Sequence[Plan], currency: str = "EUR") -> str:
              currency]  # fmt: skip
     rows = []
     for plan in plans:
-        times = [f"{1e3 * plan.step.parts[name]:.2f}" for name in parts]
+        times = [f"{1e3 * plan.step.parts[name]:z.2f}" for name in parts]
         rows.append(
             [f"{plan.count:,}", f"{1e3 * plan.step.seconds:.2f}", *times, f"{plan.idle:.1%}",
              f"{plan.sequences_per_s:,.0f}", f"{plan.steps:,}", time_text(plan.start_up_s),

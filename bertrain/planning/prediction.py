@@ -23,7 +23,16 @@ from bertrain.data.feed.step_size import StepSize
 from bertrain.model.batch import Batch
 from bertrain.planning.convergence import TARGET, has_points, is_mlperfs, samples_to_target
 from bertrain.planning.devices import Gpu, find_gpu, find_network, with_ceilings
-from bertrain.planning.plan import DRAWN, START_UP_S, covers_engine, deal_steps, mean_of, time_text
+from bertrain.planning.plan import (
+    DRAWN,
+    START_UP_S,
+    covers_engine,
+    deal_steps,
+    global_batch,
+    mean_of,
+    steps_of,
+    time_text,
+)
 from bertrain.planning.speed import Ceilings, measure_ceilings
 from bertrain.planning.step_time import Cluster, Design, Load, compute_seconds, step_time
 
@@ -136,7 +145,7 @@ def _predict(
     step = step_time(settings, loads, cluster, design, jitter=JITTER)
     if exchange_s is not None:
         step = replace(step, exchange=exchange_s)
-    batch, steps, until = settings.nominal_sequences or sequences, settings.train.last_step(), ""
+    batch, steps, until = global_batch(settings, sequences), steps_of(settings, sizes), ""
     if settings.evaluate.target_accuracy == TARGET and is_mlperfs(settings) and has_points(batch):
         steps = math.ceil(samples_to_target(batch) / batch)
         until = f" to {TARGET:g} by MLPerf's convergence points"

@@ -110,7 +110,9 @@ def read_set(folder: Path) -> ProfileSet:
             name = f"{device['kind']}{device['index']} {name}"
         elif several:
             name += f", rank {facts['rank']}"
-        if not np.isfinite(columns["seconds"]).all() or not len(columns["seconds"]):
+        rates = facts.get("ceilings", {"operations_per_s": 1.0, "bytes_per_s": 1.0})
+        seconds, least = columns["seconds"], min(rates["operations_per_s"], rates["bytes_per_s"], environment["ranks"])
+        if not np.isfinite(seconds).all() or not len(seconds) or min(seconds.min(), least) <= 0:
             raise ValueError
         return ProfileSet(
             folder=folder,
@@ -119,7 +121,7 @@ def read_set(folder: Path) -> ProfileSet:
             uuid=device.get("uuid") or "",
             repeat=facts["repeat"],
             started=columns["started"],
-            seconds=columns["seconds"],
+            seconds=seconds,
             tokens=columns["tokens"],
             energy_tokens=_energy_tokens(columns, facts),
             telemetry=telemetry,

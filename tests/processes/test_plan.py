@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import shutil
 from pathlib import Path
 
 import pytest
@@ -24,7 +25,15 @@ def test_a_plan_as_json_and_as_a_picture(tmp_path: Path) -> None:
     assert eight["steps"] == pytest.approx(3179, abs=20)
     assert sum(eight["parts_ms"].values()) == pytest.approx(eight["step_ms"], abs=0.01)
     assert eight["price"] == pytest.approx(3 * eight["gpu_hours"])
-    assert {"minutes", "predicted time to train"} <= set(re.findall(r"<!-- (.*?) -->", picture.read_text()))
+    step = f"16: {sixteen['step_ms']:.1f} ms"
+    assert {"minutes", "predicted time to train", step} <= set(re.findall(r"<!-- (.*?) -->", picture.read_text()))
+
+
+def test_a_picture_of_many_counts_has_a_logarithmic_axis(tmp_path: Path) -> None:
+    picture = tmp_path / "plan.svg"
+    counts = "1,2,4,8,16,32,64,128"
+    helpers.bertrain("plan", "bert-base", "--gpu", "h200", "--count", counts, "--batch-size", "4096", "--plot", picture)
+    assert {"1", "10", "hours"} <= set(re.findall(r"<!-- (.*?) -->", picture.read_text()))
 
 
 def test_a_profile_calibrates_the_gpu() -> None:
@@ -34,6 +43,24 @@ def test_a_profile_calibrates_the_gpu() -> None:
     assert "calibrated on" in printed
     assert "95.19 ms" in printed
     assert "GPUs, with --batch.token_budget" in printed
+    assert "other data may need more or fewer samples" not in printed, "no target"
+
+
+def test_profiles_of_several_settings_calibrate_nothing(tmp_path: Path) -> None:
+    for name in ("one", "other"):
+        shutil.copytree(ROOT / "tests" / "data" / "profile-h200" / "node-cuda0", tmp_path / name)
+    file = tmp_path / "other" / "repeat-1" / "device.json"
+    facts = json.loads(file.read_text())
+    facts["settings"]["batch"]["token_budget"] *= 2
+    file.write_text(json.dumps(facts))
+    done = helpers.bertrain(*MLPERF, "--gpu", "h200", "--calibrate", tmp_path, check=False)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert "[different-profiles]" in done.stderr
+
+
+def test_a_target_on_other_data_is_noted() -> None:
+    found = json.loads(helpers.bertrain(*MLPERF, "--gpu", "h200", "--target", "0.72", "--json").stdout)
+    assert any("other data may need more or fewer samples" in note for note in found["notes"])
 
 
 @pytest.mark.parametrize(
@@ -48,6 +75,9 @@ def test_a_profile_calibrates_the_gpu() -> None:
         (("--gpu", "a100"), "precision-not-on-gpu", "fp8"),
         (("--gpu", "rtx4090"), "out-of-memory", "rtx4090"),
         (("--gpu", "h100", "--count", "8,many"), "bad-count", "many"),
+        (("--gpu", "h100", "--count", "2000000"), "bad-count", "1 to 1,000,000"),
+        (("--gpu", "h100", "--epochs", "2"), "epochs-need-data", "--data"),
+        (("--gpu", "h100", "--batch-size", "1024"), "step-size", "0"),
         (("--gpu", "h100", "--network", "string"), "unknown-network", "ib-hdr"),
         (("--gpu", "h200", "--train.kernels", "compiled"), "engine-not-possible", "compiled"),
         (("--gpu", "h200", "--train.kernels", "fused", "--train.precision", "fp32"), "engine-not-possible", "fp32"),

@@ -311,6 +311,30 @@ def test_a_plan_adds_up() -> None:
     assert plan.steps == pytest.approx(convergence.samples_to_target(768) / plan.sequences_per_step, abs=1)
 
 
+def test_a_run_ends_after_as_many_samples_as_it_may_take() -> None:
+    few = replace(SETTINGS, train=replace(SETTINGS.train, max_samples=76_800))
+    plan = make_plan(wish(settings=few), 8)
+    assert plan.steps == pytest.approx(100, abs=1)
+    found = predict_run(few, lengths_of(HISTOGRAM, 512), find_gpu("h200"), 8, 8)
+    assert found is not None
+    assert found.steps == pytest.approx(100, abs=1)
+
+
+def test_shorter_examples_make_a_larger_batch() -> None:
+    """A step of so many tokens has twice the examples of half the length, and so needs the samples of that batch."""
+    short = make_plan(wish(target=0.72, lengths=np.full(4096, 128)), 8)
+    batch = SETTINGS.batch.tokens // 128
+    assert short.sequences_per_step == batch > 1.9 * SETTINGS.nominal_sequences
+    assert short.steps == math.ceil(convergence.samples_to_target(batch) / batch)
+
+
+def test_no_part_of_a_step_is_minus_zero() -> None:
+    """Ranks that are faster than the mean by chance."""
+    plan = make_plan(wish(), 1)
+    chance = replace(plan, step=replace(plan.step, stragglers=-1e-6))
+    assert "-0.00" not in table_text([make_plan(wish(), 8), chance])
+
+
 def test_the_table_has_the_time_of_the_whole_run() -> None:
     plans = [make_plan(wish(target=0.72), count) for count in (1, 8)]
     heads, *rows = (line.split() for line in table_text(plans).replace(" s", "s").replace(" min", "min").splitlines())

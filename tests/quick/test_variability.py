@@ -229,6 +229,15 @@ def test_damaged_sets_end_in_a_sentence(tmp_path: Path) -> None:
     folder = write_set(tmp_path / "c", made_up(), ceilings={"operations_per_s": 1.0, "bytes_per_s": None})
     with helpers.refused("damaged-profile", folder):
         find_sets([folder])
+    for number, ceilings in enumerate([(0.0, 1.0), (1.0, 0.0), (-1.0, 1.0)]):
+        measured = dict(zip(("operations_per_s", "bytes_per_s"), ceilings, strict=True)) | {"product": "8 x 8 x 8"}
+        folder = write_set(tmp_path / f"c{number}", made_up(), ceilings=measured)
+        with helpers.refused("damaged-profile", folder):
+            find_sets([folder])
+    facts = json.loads((write_set(tmp_path / "d", made_up()) / "device.json").read_text())
+    (tmp_path / "d" / "device.json").write_text(json.dumps(facts | {"environment": {"host": "node", "ranks": 0}}))
+    with helpers.refused("damaged-profile", tmp_path / "d"):
+        find_sets([tmp_path / "d"])
     other = write_set(tmp_path / "b", made_up())
     (other / "iterations.csv").unlink()
     with helpers.refused("missing-file", "iterations.csv", other):
