@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from bertrain.data.formats.masking import Ints
     from bertrain.planning.devices import Gpu
     from bertrain.planning.plan import Plan
+    from bertrain.planning.step_time import Jitter
 
 app = options.new_app()
 MOST_GPUS = 8192  # that --within and --spend try
@@ -80,7 +81,7 @@ def plan(
     chosen = find_gpu(gpu)
     resolved = config.resolve(recipe, overrides, settings_file)
     settings, sample, notes = _fit(resolved, chosen, data, lengths, for_target=target > 0)
-    variation = jitter / 100
+    variation: Jitter = jitter / 100
     if calibrate is not None:
         chosen, variation, note = _calibrate(chosen, calibrate, sample)
         notes.append(note)
@@ -188,8 +189,8 @@ def _fit(
     return settings, np.full(4096, longest), notes
 
 
-def _calibrate(gpu: Gpu, folder: Path, sample: Ints) -> tuple[Gpu, float, str]:
-    """The GPU at the speed of a profile, the variation of its steps, and a note about both."""
+def _calibrate(gpu: Gpu, folder: Path, sample: Ints) -> tuple[Gpu, tuple[float, ...], str]:
+    """The GPU at the speed of a profile, its steps as multiples of the median, and a note about both."""
     import numpy as np
 
     from bertrain.config.resolve import from_dict
@@ -218,6 +219,6 @@ def _calibrate(gpu: Gpu, folder: Path, sample: Ints) -> tuple[Gpu, float, str]:
     cluster = Cluster(gpu, find_network("nvlink", gpu, 1), 1, 1)
     median = float(np.median(steps))
     found = calibrated(settings, [load], cluster, Design.of(settings), median, jitter=0)
-    spread = float(np.std(steps) / median)
+    spread = float(np.std(steps) / median)  # of the whole distribution, from which the ranks' times are drawn
     note = f"calibrated on {folder}: {1e3 * median:.2f} ms a step, {found.slowdown:.2f} times the table's time"
-    return found, spread, f"{note}; steps vary by {spread:.1%}"
+    return found, tuple((steps / median).tolist()), f"{note}; steps vary by {spread:.1%}"

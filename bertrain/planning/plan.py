@@ -34,6 +34,7 @@ from bertrain.planning.step_time import (
     FORWARD,
     Cluster,
     Design,
+    Jitter,
     Load,
     StepTime,
     compute_seconds,
@@ -112,7 +113,7 @@ class Wish:
     """Its `count` is replaced by each number of GPUs that is tried."""
     target: float = 0.0
     """Masked-word accuracy to train to, by MLPerf's convergence points; 0: the recipe's steps."""
-    jitter: float = 0.01
+    jitter: Jitter = 0.01
     price: float = 0.0
     """Of one GPU for an hour."""
 

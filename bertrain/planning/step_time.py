@@ -15,8 +15,8 @@ Assumptions:
   and, in FP8, the 8-bit copies. What it adds runs in the backward pass.
 - NCCL reaches 80 % of a link's stated bandwidth, and takes the fastest of ring, tree and hierarchy. Links are shared
   with nobody.
-- All ranks wait for the slowest. Its bins are known; the rest is a normal distribution of a given width, drawn anew for
-  every rank and step.
+- All ranks wait for the slowest. Its bins are known; the rest is drawn for every rank and step: from the steps of a
+  profile, or from a normal distribution of a given width.
 - Reading data, logging and checkpoints are hidden behind computation.
 """
 
@@ -37,6 +37,9 @@ from bertrain.planning.devices import Gpu, Network
 from bertrain.planning.kernel_limits import has_kernels
 
 Floats = npt.NDArray[np.float64]
+Jitter = float | tuple[float, ...]
+"""Of a rank's times: the width of a normal distribution, as a share of them, or measured times as multiples of one."""
+RANKS_DRAWN = 20_000  # times of ranks in a step, but at least one for each rank: the mean of their slowest
 FORWARD = 1 / 3  # of the time of a bin
 LAUNCHES = 40, 15, 30  # kernels of a layer and of the rest of a bin, both ways; and of an update
 LAYER_PRODUCTS = 12  # of them: four matrices, forward and two gradients
@@ -238,17 +241,26 @@ def exchange_seconds(parameters: int, cluster: Cluster, design: Design, backward
     return exposed + (gather(design.weight_bytes * parameters, holders) if holders is not None else 0.0)
 
 
+def _slowest(seconds: Floats, jitter: Jitter, draw: np.random.Generator) -> float:
+    """The expected time of the slowest of these ranks."""
+    if len(seconds) == 1:
+        return float(seconds[0])
+    shape = -(-RANKS_DRAWN // len(seconds)), len(seconds)
+    factors = draw.choice(jitter, shape) if isinstance(jitter, tuple) else 1 + jitter * draw.standard_normal(shape)
+    return float((seconds * factors).max(axis=1).mean())
+
+
 def step_time(
-    settings: Settings, loads: list[Load], cluster: Cluster, design: Design, *, jitter: float, seed: int = 0
+    settings: Settings, loads: list[Load], cluster: Cluster, design: Design, *, jitter: Jitter, seed: int = 0
 ) -> StepTime:
-    """The mean step over some steps' loads; `jitter` is the width of the ranks' times, as a share of them."""
+    """The mean step over some steps' loads."""
     parameters, _ = count_parameters(settings.model)
     draw, found = np.random.default_rng(seed), []
     for load in loads:
         by_kind = compute_seconds(settings, load, cluster.gpu, design)
         computing = by_kind.sum(axis=1)
         own = np.maximum(computing, host_seconds(settings, load, design))
-        slowest = float((own * (1 + jitter * draw.standard_normal(len(own)))).max()) if len(own) > 1 else float(own[0])
+        slowest = _slowest(own, jitter, draw)
         backward = (1 - FORWARD) * slowest / max(1.0, float(load.bins.max()))  # of the last bin: only it sends
         found.append(
             StepTime(
@@ -264,7 +276,7 @@ def step_time(
 
 
 def calibrated(
-    settings: Settings, loads: list[Load], cluster: Cluster, design: Design, measured_s: float, *, jitter: float
+    settings: Settings, loads: list[Load], cluster: Cluster, design: Design, measured_s: float, *, jitter: Jitter
 ) -> Gpu:
     """The GPU with the slowdown at which a step takes `measured_s`."""
     low, high = 0.05, 20.0

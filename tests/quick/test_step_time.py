@@ -36,6 +36,7 @@ from bertrain.planning.step_time import (
     LAUNCHES,
     Cluster,
     Design,
+    Jitter,
     calibrated,
     compute_seconds,
     count_launches,
@@ -155,11 +156,22 @@ def test_the_slowest_rank_is_drawn_by_seed() -> None:
     loads, _ = deal_steps(SETTINGS, lengths_of(HISTOGRAM, 512), 8)
     design = Design.of(SETTINGS)
 
-    def took(jitter: float, seed: int) -> float:
+    def took(jitter: Jitter, seed: int) -> float:
         return step_time(SETTINGS, loads, cluster(8), design, jitter=jitter, seed=seed).seconds
 
     assert took(0.02, 1) == took(0.02, 1) != took(0.02, 2)
     assert took(0, 1) == took(0, 2) < took(0.02, 1)
+    assert took((1.0, 1.0), 1) == took(0, 1)
+
+
+def test_the_slowest_rank_is_drawn_from_measured_times() -> None:
+    """One step in ten takes twice as long: of 8 ranks one is late in 57 % of the steps."""
+    load, design = full_bins(SETTINGS, 24576, 1, np.array([512])), Design.of(SETTINGS)
+    eight = replace(load, **{name: np.repeat(value, 8) for name, value in vars(load).items()})
+    even, late = (step_time(SETTINGS, [eight], cluster(8), design, jitter=jitter) for jitter in (0, (2.0, *[1.0] * 9)))
+    computing = even.products + even.attention + even.memory + even.launches
+    assert even.stragglers == pytest.approx(0, abs=1e-12)
+    assert late.stragglers == pytest.approx((1 - 0.9**8) * computing, rel=0.05)
 
 
 def test_a_calibrated_gpu_takes_the_measured_time() -> None:
