@@ -76,6 +76,9 @@ def split_labels(text: str | None, separator: str) -> list[str]:
         except JsonError as error:
             raise ValueError(f"has the labels {text!r}, which begin as a JSON list but are {error}") from None
         names = [value.strip() if isinstance(value, str) else _number_text(value) for value in values]
+        if len(names) > len(set(names)) and not set(names) - INDICATORS.keys():
+            cure = "write the names of the labels that apply, or a column of 0 and 1 for each label"
+            raise ValueError(f"has the labels {text}, a 0 or 1 for each; {cure}")
     if "" in names:
         raise ValueError(f"has an empty label in {text!r}")
     return names
@@ -96,7 +99,10 @@ class LabelTexts(RowFormat):
     takes_lists = True
 
     def parse_target(self, label: str | None, indicators: Sequence[str | None]) -> str:
-        return (label or "").strip()
+        text = (label or "").strip()
+        if text.startswith("["):
+            split_labels(text, "")  # refuses a bad list by its line
+        return text
 
 
 class MultilabelSplit(TableSplit):
@@ -185,8 +191,10 @@ class MultilabelTask(ClassifyTask):
     def __init__(self, settings: Settings, data: Path, vocabulary: Vocabulary, saved: Mapping[str, Any] | None) -> None:
         self.separator = saved.get("separator", "") if saved is not None else ""
         super().__init__(settings, data, vocabulary, saved)
-        if saved is not None and "separator" not in saved and self.held_out_splits and not self.columns.indicators:
-            self.separator = find_separator(self._label_texts(self.files[self.held_out_splits[0]]))  # not of a run
+        if saved is not None and not self.separator and self.held_out_splits and not self.columns.indicators:
+            # Trained on lists or columns; the labels to compare with may be separated texts.
+            texts = self._label_texts(self.files[self.held_out_splits[0]])
+            self.separator = find_separator(texts, self.labels)
         self.fitted_split = next(iter(self.held_out_splits), "")
         """The split that thresholds are fitted on; empty: they are given, or 0.5."""
 
@@ -233,7 +241,8 @@ class MultilabelTask(ClassifyTask):
         return labels
 
 
-def find_separator(texts: Iterable[str]) -> str:
-    """The separator that texts have; empty if all are lists or single labels."""
+def find_separator(texts: Iterable[str], labels: Sequence[str] = ()) -> str:
+    """The separator that texts have, and none of `labels`; empty if all are lists or single labels."""
     plain = [text for text in texts if not text.startswith("[")]
-    return next((separator for separator in SEPARATORS if any(separator in text for text in plain)), "")
+    possible = [separator for separator in SEPARATORS if not any(separator in label for label in labels)]
+    return next((separator for separator in possible if any(separator in text for text in plain)), "")

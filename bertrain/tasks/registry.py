@@ -8,7 +8,7 @@ from typing import Any
 
 from bertrain.base.errors import UserError, nearest
 from bertrain.base.extras import import_extra
-from bertrain.config.settings import Settings
+from bertrain.config.settings import Settings, TaskSettings
 from bertrain.data.text.vocabulary import Vocabulary
 from bertrain.tasks import glue
 from bertrain.tasks.classify import ClassifyTask
@@ -23,6 +23,8 @@ from bertrain.tasks.xnli import XnliTask
 SQUAD = ("squad/v1.1", "squad/v2.0")
 ELSEWHERE = ("multiple-choice",)
 TAGGING = ("ner", "token-classification", "pos")  # other names of `tag`
+ONLY_FOR = {"class_weights": ("classify", "glue", "xnli"), "target": ("classify",),
+            "text_pair": ("classify", "similarity")}  # fmt: skip
 SEVERAL_LABELS = ("multilabel", "multi-label", "multi-label-classification")
 
 
@@ -49,6 +51,14 @@ def reads_pairs(settings: Settings) -> bool:
     return bool(spec.columns.second) if spec else settings.task.name == "xnli" or bool(settings.task.text_pair)
 
 
+def _refuse_others_settings(task: TaskSettings) -> None:
+    """Refuse settings that would be silently without effect on this task."""
+    for setting, tasks in ONLY_FOR.items():
+        if getattr(task, setting) != getattr(TaskSettings(), setting) and task.name.partition("/")[0] not in tasks:
+            only = f"task.{setting} is only for {' and '.join(tasks)}"
+            raise UserError("option-without-effect", f"{only}, without effect on {task.name}; leave it out")
+
+
 def open_task(
     settings: Settings, folder: Path | None, vocabulary: Vocabulary, *, saved: Mapping[str, Any] | None = None
 ) -> Task:
@@ -72,10 +82,8 @@ def open_task(
         return TableTask(settings, vocabulary, saved["head"], tuple(saved["labels"]), ("",))
     if not folder.exists():
         raise UserError("missing-data", f"--data {folder} does not exist; check the path")
-    if settings.task.class_weights and saved is None and name in (*SQUAD, "tag", "similarity"):
-        raise UserError(
-            "bad-class-weights", f"task.class_weights is for classes of texts, which {name} does not have: leave it out"
-        )
+    if saved is None:
+        _refuse_others_settings(settings.task)
     if name in SQUAD:
         return SquadTask.open(settings, folder, vocabulary)
     if name == "tag":

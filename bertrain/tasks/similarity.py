@@ -126,12 +126,17 @@ class SimilarityTask:
         self.score = (task.label,) if task.label != "label" else SCORE
         self.files = find_files(data, self.notes, is_whole=saved is not None and not task.hold_out)
         self._load = cache(self._read)
+        # STS-B's test part has no scores: its pairs are not examples of the same meaning.
+        is_scored = "train" in self.files and self._load("train").is_scored
         others = [name for name in self.files if name != "train"]
-        self.hold_out = task.hold_out if "train" in self.files and not others else 0.0
+        self.held_out_splits = [name for name in others if self._load(name).is_scored or not is_scored]
+        self.hold_out = task.hold_out if "train" in self.files and not self.held_out_splits else 0.0
         if self.hold_out:
-            self.notes.append(f"{data} has no dev part: {self.hold_out:.0%} of its rows are held out (task.hold_out)")
-        elif not others:
-            self.notes.append(f"{data} has no held-out rows, such as a dev.csv: there will be no evaluation")
+            missing = "dev part with scores" if others else "dev part"
+            self.notes.append(f"{data} has no {missing}: {self.hold_out:.0%} of its rows are held out (task.hold_out)")
+        elif not self.held_out_splits:
+            what = "scores" if is_scored else "rows"
+            self.notes.append(f"{data} has no held-out {what}, such as a dev.csv: there will be no evaluation")
         splits = [*self.held_out().values()] or [self._load(name) for name in self.files]
         self.main_metric = splits[0].main_metric
 
@@ -154,10 +159,7 @@ class SimilarityTask:
         if self.hold_out:
             whole = self._load("train")
             return {"dev": whole.take("dev", self._held_out_rows(whole))}
-        splits = {name: self._load(name) for name in self.files if name != "train"}
-        # STS-B's test part has no scores: its pairs are not examples of the same meaning.
-        is_scored = "train" in self.files and self._load("train").is_scored
-        return {name: split for name, split in splits.items() if split.is_scored or not is_scored}
+        return {name: self._load(name) for name in self.held_out_splits}
 
     def to_predict(self) -> Mapping[str, SimilaritySplit]:
         known = self.held_out()

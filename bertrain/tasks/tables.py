@@ -284,10 +284,11 @@ def _class_names(schema: Any) -> dict[str, list[str]]:
     """The class names that `datasets` wrote into the schema, by column of classes or of lists of classes."""
     try:
         features = parse_json((schema.metadata or {})[b"huggingface"])["info"]["features"]
-        items = {name: feature.get("feature", feature) for name, feature in features.items()}
+        # A list of classes: by older versions as a list of one feature.
+        items = {name: one[0] if isinstance(one, list) else one.get("feature", one) for name, one in features.items()}
         classes = {name: item for name, item in items.items() if item.get("_type") == "ClassLabel"}
         return {column: list(map(str, feature["names"])) for column, feature in classes.items()}
-    except (KeyError, TypeError, ValueError, AttributeError):
+    except (LookupError, TypeError, ValueError, AttributeError):
         return {}
 
 

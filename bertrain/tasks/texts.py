@@ -11,7 +11,7 @@ from bertrain.base.errors import UserError
 from bertrain.base.files import file_digest, reading
 from bertrain.data.text.records import Problem
 from bertrain.tasks.table_task import find_column
-from bertrain.tasks.tables import FORMATS, format_of, read_lines, read_table, suffix_of
+from bertrain.tasks.tables import FORMATS, TABLES, format_of, read_lines, read_table, suffix_of
 
 IDS = ("id", "idx", "index")  # columns that identify a row, unless the user names another
 
@@ -32,13 +32,15 @@ class TextFile:
     def __iter__(self) -> Iterator[Text]:
         """The texts in order. A row that cannot be read is refused with its line: vectors must match rows."""
         if suffix_of(self.path) == "txt":
+            if self.column != TextFile.column or self.id_column:
+                raise UserError("option-without-effect", f"{self.path} has no columns; leave --text and --id out")
             for _, line in read_lines(self.path):
                 if isinstance(line, Problem):
                     raise UserError("bad-text", str(line))
                 yield Text(None, line)
             return
-        if not format_of(self.path):
-            supported = ", .".join(FORMATS)
+        if format_of(self.path) not in TABLES:
+            supported = ", .".join(suffix for suffix, kind in FORMATS.items() if kind in TABLES)
             raise UserError(
                 "unknown-table-format", f"cannot read the texts of {self.path}; supported formats are .{supported}"
             )

@@ -21,7 +21,7 @@ from bertrain.tasks import registry
 from bertrain.tasks.multilabel import MultilabelTask
 from bertrain.tasks.squad.task import SquadSplit, SquadTask
 from bertrain.tasks.table_task import TableSplit, TableTask
-from bertrain.tasks.tables import HUB
+from bertrain.tasks.tables import HUB, stem_of
 from bertrain.tasks.tag.task import TagSplit, TagTask
 from bertrain.tasks.task import Split, Task
 from bertrain.training.engine import Predictor
@@ -56,7 +56,8 @@ def evaluate_task(
     with open_model(run, data, which, device, batch_size, overrides) as model:
         held_out = model.task.held_out()
         if not held_out:
-            raise UserError("no-examples", f"{model.folder} has no examples with known answers to score {run} on")
+            missing = f"{model.folder} has no examples with known answers to score {run} on"
+            raise UserError("no-examples", f"{missing}{_rename_hint(model.folder)}")
         evaluator = model.evaluator(held_out)
         metrics = evaluator.evaluate(model.predict, model.ranks)
         step = model.finetuned.weights.global_step
@@ -99,7 +100,7 @@ def predict(
     with open_model(run, data, which, device, batch_size, overrides) as model:
         splits: Mapping[str, Split] = model.task.to_predict()
         if not splits:
-            raise UserError("no-examples", f"{model.folder} has no examples to predict")
+            raise UserError("no-examples", f"{model.folder} has no examples to predict{_rename_hint(model.folder)}")
         evaluator = model.evaluator(splits)
         result: dict[str, Any] = {}
         for name, split in splits.items():
@@ -115,6 +116,11 @@ def predict(
                     raise UserError("cannot-write", failed) from None
                 result[name] = {"files": files} | timing
         return result
+
+
+def _rename_hint(data: Path) -> str:
+    is_training_data = data.is_file() and stem_of(data) == "train"
+    return "; a file of this name is training data: copy it under another name" if is_training_data else ""
 
 
 def _refuse_own_place(data: Path, out: Path) -> None:

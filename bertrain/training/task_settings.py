@@ -100,7 +100,8 @@ def fit_to_task(
     notes: list[str] = []
     if isinstance(task, SimilarityTask):
         settings = replace(settings, task=replace(settings.task, loss=task.loss))
-        notes.append(f"task.loss {task.loss}")
+        takes_all = task.loss == "ranking" and task.training().is_scored
+        notes.append(f"task.loss {task.loss}{': every pair belongs together, whatever its score' if takes_all else ''}")
     if isinstance(task, TagTask) and settings.task.text_split == "auto":
         split = begun.settings.task.text_split if begun else task.text_split
         settings = replace(settings, task=replace(settings.task, text_split=split))

@@ -127,7 +127,8 @@ class VectorFile:
 
     def _unwritable(self, error: OSError) -> UserError:
         reason = f"could not write vectors into {self.folder}: {error.strerror or error}"
-        return UserError("cannot-write", f"{reason}; free some space, then run the same command to continue")
+        cure = "free some space, then run the same command to continue, or choose another --out"
+        return UserError("cannot-write", f"{reason}; {cure}")
 
 
 def _flush(path: Path) -> None:

@@ -102,6 +102,7 @@ BAD_LABELS = {
     '{"text": "a", "label": "[\'x\']"}': "JSON list",
     '{"text": ["a"], "label": ["x"]}': "list in 'text'",
     '{"text": "a", "label": [1.5]}': "1.5",
+    '{"text": "a", "label": [0, 1, 0]}': "a column of 0 and 1 for each label",
 }
 
 
@@ -123,6 +124,9 @@ def test_labels_that_do_not_fit_are_refused(tmp_path: Path) -> None:
         open_rows(tmp_path / "two.csv", label="dull,sad").training()
     with refused("repeated-column", "dull,dull"):
         open_rows(tmp_path / "two.csv", label="dull,dull")
+    (tmp_path / "marks.jsonl").write_text('{"text": "film", "label": [0, 1, 0]}\n')
+    with refused("bad-row", f"line 1 of {tmp_path / 'marks.jsonl'}", "[0, 1, 0]"):
+        open_rows(tmp_path / "marks.jsonl")
     (tmp_path / "one.csv").write_text("text,label\nfilm,\nfilms,dull\n")
     with refused("one-label", "'dull'", tmp_path / "one.csv"):
         open_rows(tmp_path / "one.csv")
@@ -131,6 +135,9 @@ def test_labels_that_do_not_fit_are_refused(tmp_path: Path) -> None:
     with refused("no-examples", "two.csv", "1 row", "--task.hold_out"):
         (tmp_path / "two.csv").write_text("text,dull,fun\nfilm,0,1\n")
         open_rows(tmp_path / "two.csv", label="dull,fun", hold_out=0.1).training()
+    trained_on_lists = open_rows(tmp_path / "lists.jsonl").to_dict()
+    for name in ("bars.csv", "commas.csv"):
+        assert open_rows(tmp_path / name, saved=trained_on_lists).held_out(), name
     saved = open_rows(tmp_path / "bars.csv").to_dict()
     assert saved["separator"] == "|"
     (tmp_path / "new.csv").write_text("text,label\nfilm,fun|sad\n")
@@ -219,8 +226,9 @@ def test_weights_that_do_not_fit_are_refused(tmp_path: Path) -> None:
     with refused("bad-class-weights", "numbers"):
         open_task(Settings(task=numbers), tmp_path, VOCABULARY).training()
     for name in ("squad/v1.1", "tag", "similarity"):
-        with refused("bad-class-weights", name):
-            open_task(Settings(task=TaskSettings(name=name, class_weights="1=2")), tmp_path, VOCABULARY)
+        for setting in ({"class_weights": "1=2"}, {"target": "classes"}):
+            with refused("option-without-effect", name, *setting):
+                open_task(Settings(task=TaskSettings(name=name, **setting)), tmp_path, VOCABULARY)
     task = open_task(Settings(task=TaskSettings(name="classify", class_weights="1=3")), tmp_path, VOCABULARY)
     weights = task.training().block.answer_weights
     assert weights is not None

@@ -157,9 +157,10 @@ def test_spans_of_characters_become_tags(tmp_path: Path) -> None:
     assert "".join(sentence.words) == "".join(text.split())
 
 
-@pytest.mark.parametrize("kind", ["List", "Sequence"])
+@pytest.mark.parametrize("kind", ["List", "Sequence", "list"])
 def test_datasets_have_the_names_of_their_classes(tmp_path: Path, kind: str) -> None:
-    feature = {"feature": {"names": ["O", "B-PER", "I-PER"], "_type": "ClassLabel"}, "_type": kind}
+    classes = {"names": ["O", "B-PER", "I-PER"], "_type": "ClassLabel"}
+    feature = {"feature": classes, "_type": kind} if kind != "list" else [classes]
     features = {"tokens": {"feature": {"dtype": "string", "_type": "Value"}, "_type": kind}, "ner_tags": feature}
     metadata = {b"huggingface": json.dumps({"info": {"features": features}}).encode()}
     table = pa.table({"id": ["7"], "tokens": [["Ada", "Lovelace", "ran"]], "ner_tags": [[1, 2, 0]]})
@@ -185,6 +186,11 @@ BAD: dict[str, tuple[str, str, str]] = {
     "backwards": ("a.jsonl", '{"text": "Ada", "spans": [{"start": 2, "end": 1, "label": "x"}]}\n', "2:1"),
     "space": ("a.jsonl", '{"text": "a b", "spans": [{"start": 1, "end": 2, "label": "x"}]}\n', "1:2"),
     "no label": ("a.jsonl", '{"text": "Ada", "spans": [{"start": 0, "end": 1}]}\n', "line 1"),
+    "late spans": (
+        "a.jsonl",
+        '{"text": "Ada"}\n{"text": "Bob", "spans": [{"start": 0, "end": 3, "label": "x"}]}\n',
+        "line 2",
+    ),
     "no spans": ("a.jsonl", '{"text": "Ada", "spans": []}\n{"text": "Bob"}\n', "line 2"),
     "empty": ("a.jsonl", '{"text": " ", "spans": []}\n', "line 1"),
     "lengths": ("a.jsonl", '{"tokens": ["Ada", "ran"], "ner_tags": ["O"]}\n', "line 1"),

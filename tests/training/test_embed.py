@@ -210,8 +210,15 @@ def test_bad_input_is_refused_by_file_and_line(encoder: Path, tmp_path: Path) ->
         embed(encoder, rows, out)
     with helpers.refused("unknown-format", "v.csv"):
         embed(encoder, rows, tmp_path / "v.csv")
-    with helpers.refused("unknown-table-format", "t.docx"):
-        embed(encoder, tmp_path / "t.docx", out)
+    for name in ("t.docx", "t.conll"):
+        with helpers.refused("unknown-table-format", name, ".txt, .csv", ".arrow"):
+            embed(encoder, tmp_path / name, out)
+    for column in ({"column": "body"}, {"id_column": "id"}):
+        with helpers.refused("option-without-effect", bad, "--text and --id"):
+            embed(encoder, bad, out, **column)
+    with helpers.refused("cannot-write", "another --out"):
+        (tmp_path / "good.txt").write_text("bato\n")
+        embed(encoder, tmp_path / "good.txt", bad / "v.npy")
     with helpers.refused("unreadable-file", "none.txt"):
         embed(encoder, tmp_path / "none.txt", out)
     with helpers.refused("no-texts"):

@@ -15,7 +15,7 @@ from bertrain.data.feed.loader import Loader
 from bertrain.model.similarity import ranking_loss, scored_loss
 from bertrain.ranks.parallel import Ranks
 from bertrain.run.records import EvaluationRecord, last_record
-from bertrain.tasks.similarity import rank_metrics
+from bertrain.tasks.similarity import SimilarityTask, rank_metrics
 from bertrain.training.embed import embed
 from bertrain.training.finetune import finetune
 from bertrain.training.predict import evaluate_task, predict
@@ -255,3 +255,23 @@ def test_bad_input_by_file_and_line(encoder: Path, tmp_path: Path) -> None:
     (tmp_path / "one.jsonl").write_text(good + "\n")
     with helpers.refused("no-examples", "one.jsonl", "1 row", "--task.hold_out"):
         finetune(task_settings(task__hold_out=0.1), tmp_path / "one.jsonl", tmp_path / "run", init=str(encoder))
+
+
+def test_scores_that_are_missing_or_not_used_are_said(encoder: Path, tmp_path: Path) -> None:
+    data = write_data(tmp_path / "data", "scored")
+    rows = [json.loads(line) for line in (data / "dev.jsonl").read_text().splitlines()]
+    unscored = [{name: row[name] for name in ("sentence1", "sentence2")} for row in rows]
+    (data / "dev.jsonl").write_text("".join(json.dumps(row) + "\n" for row in unscored))
+
+    def task(**overrides: object) -> SimilarityTask:
+        ranks = Ranks(0, 1, torch.device("cpu"))
+        found = resolve_run(task_settings(**overrides), data, None, init=str(encoder), ranks=ranks).task
+        assert isinstance(found, SimilarityTask)
+        return found
+
+    assert not task(task__hold_out=0).held_out()
+    assert any("no held-out scores" in note for note in task(task__hold_out=0).notes)
+    assert task(task__hold_out=0.25).held_out()["dev"].num_examples == 6
+    assert any("no dev part with scores" in note for note in task().notes)
+    assert "task.loss cosine" in task().notes
+    assert any("whatever its score" in note for note in task(task__loss="ranking").notes)

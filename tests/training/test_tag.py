@@ -50,7 +50,7 @@ def dev_outputs(run: Path, data: Path, **data_settings: int) -> tuple[TagSplit, 
     return split, evaluator.outputs(split, predict_bin, Ranks(0, 1, cpu))[0]
 
 
-def test_names_are_learnt(mini: Miniature, tagger: Path) -> None:
+def test_names_are_learnt(mini: Miniature, tagger: Path, tmp_path: Path) -> None:
     metrics = metrics_of(tagger)
     assert metrics["f1"] >= 0.75
     assert metrics["accuracy"] >= 0.8 > metrics["baseline_accuracy"]
@@ -66,6 +66,10 @@ def test_names_are_learnt(mini: Miniature, tagger: Path) -> None:
         [one["label"], *(f"{one[name]:.3f}" for name in ("precision", "recall", "f1")), str(one["support"])]
         for one in again["by_class"]
     ]
+    with helpers.refused("no-examples", mini.names / "train.conll", "another name"):
+        evaluate_task(tagger, mini.names / "train.conll", device="cpu")
+    with helpers.refused("no-examples", mini.names / "train.conll", "another name"):
+        predict(tagger, mini.names / "train.conll", tmp_path / "out", device="cpu")
 
 
 def test_scores_are_seqevals_of_the_predictions_written(mini: Miniature, tagger: Path, tmp_path: Path) -> None:

@@ -214,6 +214,10 @@ def _read_records(path: Path, settings: TaskSettings, split: TextSplit) -> Itera
         return [name for name in (of_words, of_tags) if name]
 
     for place, record in read_objects(path, choose):
+        late = () if of_tags or isinstance(record, Problem) else [name for name in labels if name in record]
+        if late:
+            yield Problem(place, f"has {late[0]!r}, but the first line has not; write an empty list where none applies")
+            continue
         try:
             yield record if isinstance(record, Problem) else _parse_record(record, of_words, of_tags, place, split)
         except ValueError as error:
