@@ -28,6 +28,7 @@ from functools import partial
 from pathlib import Path
 
 import numpy as np
+from safetensors import safe_open
 
 from bertrain.base.errors import UserError
 from bertrain.base.logs import logs
@@ -50,11 +51,17 @@ from bertrain.reports.watch import describe, look
 from bertrain.run import checkpoint
 from bertrain.run.folder import Run
 from bertrain.run.records import drop_after
+from bertrain.tasks.registry import open_task
 from bertrain.tasks.score import score
 from bertrain.tasks.squad.files import read_squad
 from bertrain.tasks.tables import read_table
+from bertrain.training.vector_files import VectorFile
 from bertrain.weights.card import model_card
+from bertrain.weights.companions import find_vocabulary
+from bertrain.weights.sentence_transformers import SentencePipeline, read_pipeline, write_pipeline
 from bertrain.weights.source import read_weights
+from tests import miniature_tasks
+from tests.bpe import ROBERTA_LIKE, write_bpe
 
 HERE = Path(__file__).parent
 WRITTEN, GOLDEN = HERE / "data" / "written-by-8764bd3", HERE / "golden"
@@ -158,8 +165,14 @@ def _drop_key(content: bytes, draw: random.Random) -> bytes:
     return content[: chosen.start()] + b'"other"' + content[chosen.end() :]
 
 
+def _replace(content: bytes, draw: random.Random) -> bytes:
+    """Another value for the whole text: it has neither the keys nor the kind that are looked for."""
+    return draw.choice(VALUES)
+
+
 MUTATIONS = (
     _truncate, _flip, _flip, _insert, _delete, _repeat, _change_integer, _change_value, _change_value, _drop_key,
+    _replace,
 )  # fmt: skip
 
 
@@ -278,6 +291,58 @@ def _squad_answers(folder: Path) -> None:
     (folder / "predictions.json").write_text(json.dumps(dict.fromkeys(ids, "words")))
 
 
+def _bpe(folder: Path) -> None:
+    """A tokenizer.json, and the same words and merges in two files."""
+    model = json.loads(write_bpe(folder / "bpe", size=300, special=ROBERTA_LIKE).read_text())["model"]
+    (folder / "split").mkdir()
+    (folder / "split" / "vocab.json").write_text(json.dumps(model["vocab"]))
+    (folder / "split" / "merges.txt").write_text("".join(" ".join(pair) + "\n" for pair in model["merges"]))
+
+
+def _read_words(folder: Path) -> None:
+    words = find_vocabulary(folder)
+    assert words is not None
+    words.hash, words.continues_word  # noqa: B018 - computed when asked for
+
+
+def _several_files(folder: Path) -> None:
+    """Weights with an index, as larger models have them."""
+    part = "model-00001-of-00001.safetensors"
+    shutil.copytree(WRITTEN / "exported", folder / "exported")
+    (folder / "exported" / "model.safetensors").rename(folder / "exported" / part)
+    with safe_open(folder / "exported" / part, "pt") as file:
+        index = {"metadata": {}, "weight_map": dict.fromkeys(file.keys(), part)}
+    (folder / "exported" / "model.safetensors.index.json").write_text(json.dumps(index))
+
+
+def _sentences(folder: Path) -> None:
+    (folder / "model").mkdir()
+    write_pipeline(folder / "model", SentencePipeline("mean", True, 64), 32)
+
+
+def _vectors(folder: Path) -> None:
+    (folder / ".v.npy.partial").mkdir()
+    (folder / ".v.npy.partial" / "job.json").write_text(json.dumps(VECTORS))
+
+
+VECTORS = {"texts": "a", "id": None, "layers": 2}
+
+
+def _task(name: str, file: str, write: Callable[[int, int], str], **settings: object) -> Reader:
+    def fill(folder: Path) -> None:
+        (folder / "table").mkdir()
+        for split in ("train", "dev"):
+            (folder / "table" / file.format(split)).write_text(write(40, 1))
+
+    def read(folder: Path) -> None:
+        words = Vocabulary.load(WRITTEN / "exported" / "vocab.txt")
+        task = open_task(miniature_tasks.settings_for(name, **settings), folder / "table", words)
+        task.training()
+        task.held_out()
+
+    return Reader(f"task: {file.format('train')}", f"table/{file.format('train')}", read, fill)
+
+
 def readers() -> list[Reader]:
     saved = "run/checkpoints/step-00000008"
     index = "data/.bertrain-index/index.json"
@@ -347,6 +412,17 @@ def readers() -> list[Reader]:
         *(Reader(f"text: {name}", name, lambda at, name=name: estimate([at / name]), _text(name, pack))
           for name, pack in {"a.txt": bytes, "a.txt.gz": gzip.compress, "a.txt.bz2": bz2.compress,
                              "a.txt.xz": lzma.compress}.items()),
+        *(Reader(f"BPE: {name}", f"{folder}/{name}", lambda at, folder=folder: _read_words(at / folder), _bpe)
+          for name, folder in {"tokenizer.json": "bpe", "vocab.json": "split", "merges.txt": "split"}.items()),
+        Reader("index of weights", "exported/model.safetensors.index.json", lambda at: read_weights(at / "exported"),
+               _several_files),
+        *(Reader(f"sentences: {name}", f"model/{name}", lambda at: read_pipeline(at / "model"), _sentences)
+          for name in ("modules.json", "1_Pooling/config.json", "sentence_bert_config.json",
+                       "config_sentence_transformers.json")),
+        Reader("vectors", ".v.npy.partial/job.json", lambda at: VectorFile(at / "v.npy", 5, 3, False).check(VECTORS),
+               _vectors),
+        _task("tag", "{}.conll", miniature_tasks.names),
+        _task("classify", "{}.jsonl", miniature_tasks.label_sets, task__target="classes"),
         Reader("text: wiki", "a.xml", lambda at: estimate([at / "a.xml"]), _copy(GOLDEN / "enwik-sample.xml", "a.xml")),
     ]  # fmt: skip
 

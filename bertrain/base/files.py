@@ -6,6 +6,7 @@ import fcntl
 import hashlib
 import json
 import os
+import re
 import shutil
 import signal
 import threading
@@ -19,6 +20,8 @@ from bertrain.base.schema import JsonError, parse_json
 
 if TYPE_CHECKING:
     from torch import Tensor
+
+_SURROGATES = re.compile("[\ud800-\udfff]")
 
 
 def write_atomically(path: Path, text: str) -> None:
@@ -55,6 +58,11 @@ def read_text(path: Path) -> str:
             return path.read_text(encoding="utf-8-sig")  # some editors write a byte order mark
     except UnicodeDecodeError as error:
         raise UserError("not-utf8", f"{path} is not UTF-8 text at byte {error.start:,}; save it as UTF-8") from None
+
+
+def is_valid_text(text: str | None) -> bool:
+    """Whether it has no lone surrogates, which stand for bytes that are not UTF-8, and which no tokenizer takes."""
+    return text is None or text.isascii() or not _SURROGATES.search(text)
 
 
 def read_tail(path: Path, num_bytes: int) -> bytes:

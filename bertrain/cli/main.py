@@ -6,6 +6,7 @@ Each verb calls one Python function. Nothing heavy is imported before a verb nee
 from __future__ import annotations
 
 import errno
+import io
 import os
 import platform
 import signal
@@ -17,6 +18,7 @@ from typer import Option
 
 from bertrain import __version__
 from bertrain.base import errors
+from bertrain.base.files import is_valid_text
 from bertrain.base.machine import is_first_rank, under_launcher
 from bertrain.cli import about, data, launch, mlperf, plan, profile, reports, serve, tasks, train, weights
 from bertrain.cli.options import brief_help, new_app, refuse_misspelled
@@ -77,9 +79,12 @@ def _run() -> None:
     words = sys.argv[1:]
     if words[:1] == ["help"]:
         sys.argv[1:] = words = [*words[1:], "--help"]
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="backslashreplace")  # names may have letters that the locale lacks
     try:
         if (system := platform.system()) != "Linux":
             raise errors.UserError("unsupported-system", f"bertrain runs on Linux (also in WSL), not on {system}")
+        _check_names(words)
         code = _call_verb(words)
     except errors.UserError as error:
         is_reported_here = not isinstance(error, errors.AgreedError) or is_first_rank()
@@ -93,9 +98,9 @@ def _run() -> None:
         code = errors.EXIT_INTERRUPTED
     except Exception as error:
         if not INTERRUPTS:  # an import that is interrupted may fail in its own way
-            if (sentence := _describe_exhaustion(error)) is None:
+            if (found := _as_user_error(error)) is None:
                 raise
-            print(sentence, file=sys.stderr)
+            print(f"bertrain: {found} [{found.code}]", file=sys.stderr)
             raise SystemExit(errors.EXIT_USER_ERROR) from None
         code = errors.EXIT_INTERRUPTED
     if code == errors.EXIT_INTERRUPTED:  # typer catches the interrupt in some versions
@@ -106,20 +111,34 @@ def _run() -> None:
     raise SystemExit(code)
 
 
-def _describe_exhaustion(error: Exception) -> str | None:
-    """The sentence about a limit that was met anywhere, such as in an import; None for any other error."""
+def _check_names(words: list[str]) -> None:
+    """Refuse paths that neither libraries nor files of text can hold, before anything is written under them."""
+    try:
+        here = os.getcwd()
+    except FileNotFoundError:
+        raise errors.UserError(
+            "no-working-directory", "the working directory was removed; change into one that exists"
+        ) from None
+    for name in (*words, here):
+        if not is_valid_text(name):
+            raise errors.UserError("name-not-utf8", f"the name {name} is not UTF-8; rename it")
+
+
+def _as_user_error(error: Exception) -> errors.UserError | None:
+    """What the user can fix, wherever it was met, such as in an import: a limit, or a name; None for another error."""
     number, text = getattr(error, "errno", None), str(error).lower()
     if isinstance(error, MemoryError) or number == errno.ENOMEM or any(words in text for words in NO_MEMORY):
         cure = "free some memory, or raise the limit (`ulimit -v`, or that of the job)"
-        found = errors.UserError(
+        return errors.UserError(
             "out-of-host-memory", f"out of memory on this machine, or a memory limit was reached; {cure}"
         )
-    elif number in (errno.EMFILE, errno.ENFILE) or "too many open files" in text:
+    if number in (errno.EMFILE, errno.ENFILE) or "too many open files" in text:
         cure = "raise the limit (`ulimit -n`) and start the same command again"
-        found = errors.UserError("too-many-files", f"the limit on open files was reached; {cure}")
-    else:
-        return None
-    return f"bertrain: {found} [{found.code}]"
+        return errors.UserError("too-many-files", f"the limit on open files was reached; {cure}")
+    if isinstance(error, UnicodeEncodeError) and not is_valid_text(error.object):  # of a file in a folder, mostly
+        shown = error.object[max(0, error.start - 60) : error.end + 20]
+        return errors.UserError("name-not-utf8", f"the name or text {shown} is not UTF-8; rename it, or leave it out")
+    return None
 
 
 def _call_verb(words: list[str]) -> Any:

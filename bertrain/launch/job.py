@@ -33,7 +33,7 @@ from typing import Literal, get_args
 
 import bertrain
 from bertrain.base.errors import UserError
-from bertrain.base.files import new_folder
+from bertrain.base.files import is_valid_text, new_folder
 from bertrain.base.formatting import counted
 from bertrain.base.schema import JsonError, check_value, load_json
 from bertrain.base.units import parse_duration
@@ -223,9 +223,11 @@ class Job(Placement):
 
 
 def refuse_control_characters(option: str, value: str) -> None:
-    """Refuse what would end a line of the script, also of a comment, and be executed."""
+    """Refuse what would end a line of the script, also of a comment, and be executed, or what no script can hold."""
     if re.search(r"[\0-\x1f\x7f]", value):
         raise UserError("control-character", f"{option} {value!r} contains a control character; rename it")
+    if not is_valid_text(value):
+        raise UserError("name-not-utf8", f"{option} {value!r} is not UTF-8; rename it")
 
 
 def refuse_quotation_marks(option: str, value: str) -> None:

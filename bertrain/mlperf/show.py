@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -16,6 +15,7 @@ MIN_SCORED = 3  # results; the score drops the fastest and the slowest
 
 COUNTERS = ("epoch_num", "train_samples_since_beginning", "samples_count")
 """Where an evaluation may count the samples; MLPerf's checker of convergence reads the first."""
+MOST_EPOCHS = 1000  # what epoch_num counts epochs up to, in a log without a batch size
 TOLERANCE = 0.01  # between two counts of samples: some submitters round to whole steps or evaluations
 LEAP = 3.0  # times the usual rate before the first evaluation: the run began at a checkpoint
 
@@ -147,7 +147,9 @@ def count_samples(log: Log) -> tuple[int | None, str | None, list[str]]:
     logged, doubts = log.first("train_samples"), []
     if logged is not None and (trained := _to_int(logged.value)) is not None:
         before = last or log.first("run_start")
-        if before is None or log.entries.index(logged) > log.entries.index(before):
+        if trained < (batch or 1):
+            doubts.append(f"train_samples {trained:,} is not used: it is less than a batch")
+        elif before is None or log.entries.index(logged) > log.entries.index(before):
             counts["train_samples"] = trained
         else:
             doubts.append(f"train_samples {trained:,} is not used: it was logged before training ended")
@@ -240,7 +242,7 @@ def _samples(log: Log, entry: Entry) -> int | None:
 def _count(log: Log, entry: Entry, key: str) -> int | None:
     """A count of samples. In epoch_num some logs count epochs, which are always fewer than a batch has samples."""
     count, batch = _to_int(entry.metadata.get(key)), _to_int(log.value("global_batch_size"))
-    return None if key == "epoch_num" and (count or 0) < (batch or math.inf) else count
+    return None if (count or 0) < ((batch or MOST_EPOCHS) if key == "epoch_num" else 1) else count
 
 
 def _seconds(start: Entry | None, stop: Entry | None) -> float | None:

@@ -74,7 +74,8 @@ class Run:
         path = self.folder / VOCABULARY
         found = Vocabulary.load(path, lower_case=self.lower_case)
         if found.hash != self.vocabulary_hash:
-            cure = f"put back the vocabulary of its data ({self.data})"
+            source = self.init if self.task else self.data  # the data of a task have no vocabulary
+            cure = f"put back the vocabulary of {source}"
             raise UserError("changed-vocabulary", f"{path} is not the vocabulary that the run started with; {cure}")
         return found
 

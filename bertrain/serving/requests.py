@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import re
 from dataclasses import dataclass
 from typing import Any
 
 from bertrain.base.errors import UserError, nearest
+from bertrain.base.files import is_valid_text
 from bertrain.base.schema import JsonError, check_value, parse_json
 from bertrain.serving.operations import Operation
 
@@ -62,5 +62,5 @@ def _check_text(number: int, text: str) -> None:
         raise UserError("empty-text", f"text {number} is empty")
     if len(text) > MAX_CHARACTERS:
         raise UserError("text-too-long", f"text {number} has {len(text):,} characters; send at most {MAX_CHARACTERS:,}")
-    if re.search("[\ud800-\udfff]", text):
+    if not is_valid_text(text):
         raise UserError("bad-text", f"text {number} has invalid Unicode (a lone surrogate)")

@@ -31,11 +31,10 @@ def score(
     if prefix != "squad":
         raise UserError("unknown-task", f"cannot score {task!r}; only SQuAD has a scorer{nearest(prefix, ['squad'])}")
     version = squad_version(task)
-    if null_odds and version == "v1.1":
-        raise UserError(
-            "conflicting-options",
-            "--null-odds is for squad/v2.0, not v1.1, where every question has an answer; leave it out",
-        )
+    if (null_odds or null_threshold is not None) and version == "v1.1":
+        option = "--null-odds" if null_odds else "--null-threshold"
+        reason = "is for squad/v2.0, not v1.1, where every question has an answer"
+        raise UserError("option-without-effect", f"{option} {reason}; leave it out")
     if null_threshold is not None and not null_odds:
         raise UserError(
             "option-without-effect", "--null-threshold needs --null-odds; give both, or leave --null-threshold out"

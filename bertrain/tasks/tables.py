@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any, Literal, NamedTuple, TypeVar
 
 from bertrain.base.errors import UserError
+from bertrain.base.files import is_valid_text
 from bertrain.base.formatting import counted
 from bertrain.base.schema import JsonError, parse_json
 from bertrain.data.text.records import Problem, csv_rows, listed, open_columns, table_lines
@@ -338,13 +339,7 @@ def _to_row(place: str, record: Object, columns: Sequence[str | None], lists_at:
     return Row(place, tuple(texts))
 
 
-def is_valid_text(value: str | None) -> bool:
-    """Whether it has no lone surrogates, which stand for bytes that are not UTF-8, and which no tokenizer takes."""
-    return value is None or value.isascii() or not _SURROGATES.search(value)
-
-
 _PART = re.compile(r"(?P<stem>.+)-\d+-of-(?P<total>\d+)")  # as `datasets` numbers the parts of a large file
-_SURROGATES = re.compile("[\ud800-\udfff]")
 _FIELDS: dict[str, Callable[[Stream], Iterator[tuple[int, list[str] | Problem]]]] = {"tsv": _tsv_rows, "csv": csv_rows}
 _OBJECTS: dict[str, Callable[[Stream, ChooseColumns], Iterator[tuple[str, Object | Problem]]]] = {
     "jsonl": _json_rows,

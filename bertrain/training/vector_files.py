@@ -56,7 +56,7 @@ class VectorFile:
 
     def check(self, job: dict[str, Any]) -> bool:
         """Whether the file is complete. Refuses a file, or shards, of another job."""
-        begun = read_json(self.folder / JOB) if (self.folder / JOB).is_file() else None
+        begun = read_json(self.folder / JOB, {}) if (self.folder / JOB).is_file() else None
         if begun is None and self.out.exists():
             raise UserError("vectors-exist", f"{self.out} exists; choose another --out or remove it")
         if begun is not None and begun != job:

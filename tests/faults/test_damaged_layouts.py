@@ -315,7 +315,7 @@ def test_files_of_the_wrong_kind_are_named(whole: dict[str, bytes], tmp_path: Pa
     (folder / "part_00001").write_text("text,label\nnot prepared,yes\n")
     refuse("not-prepared", folder, folder / "part_00001", "bertrain data prepare")
     (folder / "part_00001").write_bytes(gzip.compress(whole["tfrecord"]))
-    refuse("compressed-data", folder, folder / "part_00001", "gunzip")
+    refuse("compressed-data", folder, folder / "part_00001", f"gunzip < {folder / 'part_00001'}")
     (folder / "part_00000").write_bytes(whole["hdf5-fixed"])
     (folder / "part_00001").write_bytes(whole["tfrecord"])
     refuse("mixed-layouts", folder, f"{folder / 'part_00000'} is hdf5-fixed", f"{folder / 'part_00001'} is tfrecord")

@@ -208,6 +208,12 @@ def test_words_and_merges_in_two_files(folder: Path, tmp_path: Path) -> None:
     texts = ["bato sevi, bakeda!", " mora  nuse", "Zu\u00df \u4e2d\U0001f600", ""]
     for second in (texts[::-1], None):
         assert np.array_equal(*(encode_texts(words, texts, second, 64)[0].tokens for words in (one, other)))
+    empty_word = Vocabulary.load(helpers.write_json(path, numbers | {"": len(numbers)}))
+    assert not empty_word.continues_word[-1]
+    helpers.write_json(path, numbers | {"<s>": None})
+    with helpers.refused("bad-json", path, "<s>"):
+        Vocabulary.load(path)
+    helpers.write_json(path, numbers)
     (tmp_path / "merges.txt").write_text("no merge at all\n")
     with helpers.refused("bad-vocabulary", path):
         Vocabulary.load(path)

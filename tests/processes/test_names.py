@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import subprocess
 from pathlib import Path
 
@@ -13,6 +14,7 @@ from bertrain.launch.remote import node_command
 from bertrain.launch.scripts import job_script
 from bertrain.reports.report import report
 from tests import helpers
+from tests.miniature_tasks import command_line
 
 NAMES = {
     "spaces": "a  b ",
@@ -139,6 +141,39 @@ def test_a_name_that_ends_a_line_is_refused_before_anything_is_written(
     assert done.returncode == 2, done.stderr
     assert "[control-character]" in done.stderr
     assert_nothing_was_touched(tmp_path)
+
+
+def test_a_name_that_is_not_utf8_is_refused_before_anything_is_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    odd = "a\udcffb"  # the byte 0xff, as Python reads it
+    with helpers.refused("name-not-utf8"):
+        odd_job(tmp_path, "local", odd, monkeypatch)
+    data, before = helpers.make_data(tmp_path), sorted(tmp_path.rglob("*"))
+    monkeypatch.chdir(tmp_path)
+    verb = ["pretrain", "bert-tiny", "--data", data, *helpers.tiny_arguments(train__max_steps=1)]
+    for here, run in ((tmp_path, tmp_path / odd / "run"), (tmp_path / odd, "run")):
+        monkeypatch.chdir(here)
+        done = command_line(*verb, "--run", run, check=False)
+        assert (done.code, done.out) == (2, "")
+        assert "[name-not-utf8]" in done.err
+    (tmp_path / "texts").mkdir()
+    table = helpers.DATA / "datasets" / "parquet" / "cola" / "validation-00000-of-00001.parquet"
+    shutil.copy(table, tmp_path / "texts" / f"{odd}.parquet")  # found only in the folder
+    monkeypatch.chdir(tmp_path)
+    done = command_line("data", "extract", tmp_path / "texts", "--out", tmp_path / "out", check=False)
+    assert done.code == 2
+    assert done.err.splitlines()[-1].endswith("[name-not-utf8]")
+    assert not {path for path in tmp_path.rglob("*") if path.name in ("run", "out")} - set(before)
+
+
+def test_a_working_directory_that_was_removed_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "gone").mkdir()
+    monkeypatch.chdir(tmp_path / "gone")
+    (tmp_path / "gone").rmdir()
+    done = command_line("evaluate", tmp_path / "run", check=False)
+    assert (done.code, done.out) == (2, "")
+    assert "[no-working-directory]" in done.err
 
 
 def test_a_report_and_a_board_of_a_run_with_an_odd_name(tmp_path: Path) -> None:

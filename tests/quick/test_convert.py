@@ -344,13 +344,13 @@ def test_what_cannot_be_converted_is_refused(unmasked: Path, masked: Path, tmp_p
         ({"max_seq_length": longest - 1}, "example-too-long", f"{longest} tokens"),
         ({"max_predictions": 1}, "too-many-predictions", "--max-predictions is 1"),
         ({"shards": 10_000_000}, "option-out-of-range", "--shards is 10000000"),
-        ({"packing": "spfhp"}, "useless-option", "--packing"),
-        ({"max_per_row": 2}, "useless-option", "--max-per-row"),
+        ({"packing": "spfhp"}, "option-without-effect", "--packing"),
+        ({"max_per_row": 2}, "option-without-effect", "--max-per-row"),
     ):
         with helpers.refused(code, named):
             convert(masked, tmp_path / "out", to="hdf5-fixed", **arguments)
         assert not (tmp_path / "out").exists()
-    with helpers.refused("useless-option", "--max-predictions"):
+    with helpers.refused("option-without-effect", "--max-predictions"):
         convert(unmasked, tmp_path / "out", to="arrow", max_predictions=9)
     assert not (tmp_path / "out").exists()
     with helpers.refused("option-out-of-range", "--count is 10000000"):

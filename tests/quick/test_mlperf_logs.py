@@ -128,6 +128,27 @@ def test_the_size_of_the_data_is_not_believed_during_training_either(tmp_path: P
     assert "156,725,653" in figures.doubts[0]
 
 
+@pytest.mark.parametrize("logged", [1, 0, -5])
+def test_fewer_samples_than_a_batch_are_not_believed(tmp_path: Path, logged: int) -> None:
+    log = write_log(
+        tmp_path / "log.txt", (0, "global_batch_size", 448, {}), (10, "run_start", None, {}),
+        accuracy(1210, 0.72, epoch_num=1), (1210, "train_samples", logged, {}), (1210, "run_stop", 0.72, STOP),
+    )  # fmt: skip
+    (figures,) = show_logs([log])
+    assert (figures.train_samples, figures.sequences_per_s) == (None, None)
+    assert f"train_samples {logged} is not used" in figures.doubts[0]
+
+
+def test_a_log_without_a_batch_size_is_read_by_epoch_num_too(tmp_path: Path) -> None:
+    for counted, samples in ((2_400_384, 2_400_384), (1, 156_725_653)):
+        log = write_log(
+            tmp_path / "log.txt", (0, "run_start", None, {}), accuracy(60, 0.72, epoch_num=counted),
+            (61, "train_samples", 156_725_653, {}), (61, "run_stop", 0.72, STOP),
+        )  # fmt: skip
+        (figures,) = show_logs([log])
+        assert figures.train_samples == samples
+
+
 def test_values_that_no_run_can_have_are_doubted(tmp_path: Path) -> None:
     log = write_log(
         tmp_path / "log.txt", (0, "global_batch_size", 0, {}), (10, "run_start", None, {}), accuracy(20, 7.2),

@@ -185,6 +185,12 @@ def test_another_job_does_not_continue_it(encoder: Path, tmp_path: Path, monkeyp
     texts.write_text(before)
     with helpers.refused("other-vectors", "weights"):
         embed(other, texts, out)
+    job = tmp_path / ".v.npy.partial" / "job.json"
+    whole = job.read_text()
+    job.write_text("[]")
+    with helpers.refused("bad-json", job):
+        embed(encoder, texts, out)
+    job.write_text(whole)
     embed(encoder, texts, out)
     np.testing.assert_array_equal(np.load(out), array(embed(encoder, TEXTS)))
 

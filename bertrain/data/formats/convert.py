@@ -104,7 +104,7 @@ def convert(
     """
     if to != "hdf5-packed" and (packing, max_per_row) != (PACKING, MAX_PER_ROW):
         raise UserError(
-            "useless-option", f"--packing and --max-per-row need --to hdf5-packed, not {to}; leave them out"
+            "option-without-effect", f"--packing and --max-per-row need --to hdf5-packed, not {to}; leave them out"
         )
     source = open_data(folder, vocab=vocab)
     plan = _plan(source, to, shards, seed, max_seq_length, max_predictions)
@@ -214,7 +214,7 @@ def _plan(
         predictions = 0
         if max_predictions:
             why = "--max-predictions has no effect on unmasked rows, which --to arrow keeps"
-            raise UserError("useless-option", f"{why}; leave it out")
+            raise UserError("option-without-effect", f"{why}; leave it out")
     else:
         noted = source.manifest["preparation"] if isinstance(source, Shards) else {}
         probability = noted.get("masked_lm_prob", MASK_PROBABILITY)
@@ -289,7 +289,7 @@ def _write_rows(plan: Plan, order: Order, folder: Path, files: Sequence[tuple[st
 def _write_per_length(plan: Plan, order: Order, count: int, folder: Path) -> int:
     """Write a file for every length, also for those that no example has; returns their number."""
     if plan.shards:
-        raise UserError("useless-option", "hdf5-per-length has one file for each length; leave --shards out")
+        raise UserError("option-without-effect", "hdf5-per-length has one file for each length; leave --shards out")
     lengths = _lengths(plan, order, count)
     positions = np.argsort(lengths, kind="stable")
     counts = np.bincount(lengths, minlength=plan.shape.max_seq_length + 1).tolist()

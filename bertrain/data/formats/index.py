@@ -245,9 +245,8 @@ def _kind_of(path: Path) -> str:
     if tfrecord.is_tfrecord(first_bytes):
         return "tfrecord"
     if first_bytes.startswith(b"\x1f\x8b"):
-        raise UserError(
-            "compressed-data", f"{path} is compressed with gzip; unpack it: gunzip {shlex.quote(str(path))}"
-        )
+        unpack = f"gunzip < {shlex.quote(str(path))} > FILE"  # which takes any name
+        raise UserError("compressed-data", f"{path} is compressed with gzip; unpack it into another folder: {unpack}")
     text = decode_beginning(first_bytes)
     if text and "".join(text.split()).isprintable():
         raise UserError("not-prepared", f"{path} is text, which is not prepared yet; {MAKE_DATA}")

@@ -83,7 +83,7 @@ def prepare(
         (scheduler is not None and engine != "dask", "--scheduler", "without --engine dask"),
     ):
         if is_useless:
-            raise UserError("useless-option", f"{option} has no effect {reason}; leave it out")
+            raise UserError("option-without-effect", f"{option} has no effect {reason}; leave it out")
     recorded = {"max_predictions": max_predictions, "masked_lm_prob": masked_lm_prob}
     short_seq_prob = SHORT_SEQ_PROB if short_seq_prob is None else short_seq_prob
     max_predictions = MAX_PREDICTIONS if max_predictions is None else max_predictions

@@ -21,6 +21,7 @@ import numpy.typing as npt
 
 from bertrain.base.errors import UserError
 from bertrain.base.files import read_json, read_text, write_atomically
+from bertrain.base.schema import Count
 
 CONTINUATION = "##"
 SPECIAL_WORDS = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
@@ -70,7 +71,7 @@ class Vocabulary:
         # Elsewhere the beginning of a word is marked, by a space before it. Punctuation is a word of its own.
         added = {token["content"] for token in json.loads(self.tokenizer).get("added_tokens", ())}
         return np.array([
-            word not in added and word[0] not in SPACES and (word[0].isalnum() or not word[0].isascii())
+            word not in added and word[:1] not in SPACES and (word[0].isalnum() or not word[0].isascii())
             for word in self.words
         ])  # fmt: skip
 
@@ -172,7 +173,7 @@ def _join_bpe(path: Path) -> str:
     from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, processors
 
     merges = path.with_name(BPE_MERGES)
-    numbers = read_json(path, {})
+    numbers = read_json(path, dict[str, Count])
     if missing := [word for word in OTHER_SPECIAL_WORDS if word not in numbers]:
         raise UserError("bad-vocabulary", f"{path} lacks {', '.join(missing)}, which a RoBERTa vocabulary has")
     if not merges.is_file():

@@ -13,9 +13,9 @@ from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
 from bertrain.base.errors import UserError
-from bertrain.base.files import read_json
+from bertrain.base.files import is_valid_text, read_json
 from bertrain.data.text.records import Problem
-from bertrain.tasks.tables import HUB, SKIP_HINT, is_valid_text, read_objects
+from bertrain.tasks.tables import HUB, SKIP_HINT, read_objects
 
 Version = Literal["v1.1", "v2.0"]  # in v2.0, some questions have no answer in their paragraph
 

@@ -17,11 +17,12 @@ from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
 from bertrain.base.errors import UserError
+from bertrain.base.files import is_valid_text
 from bertrain.base.formatting import counted
 from bertrain.config.settings import TaskSettings
 from bertrain.data.text.records import Problem, listed
 from bertrain.tasks.classify import STEMS
-from bertrain.tasks.tables import BadRows, format_of, is_valid_text, read_lines, read_objects
+from bertrain.tasks.tables import BadRows, format_of, read_lines, read_objects
 from bertrain.tasks.tag.schemes import IS_PREFIXED, OUTSIDE, Entity, Scheme, has_prefixes
 
 WNUT_STEMS = {"train": "wnut17train", "dev": "emerging.dev", "test": "emerging.test"}
