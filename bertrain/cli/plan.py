@@ -219,6 +219,6 @@ def _calibrate(gpu: Gpu, folder: Path, sample: Ints) -> tuple[Gpu, tuple[float, 
     cluster = Cluster(gpu, find_network("nvlink", gpu, 1), 1, 1)
     median = float(np.median(steps))
     found = calibrated(settings, [load], cluster, Design.of(settings), median, jitter=0)
-    spread = float(np.std(steps) / median)  # of the whole distribution, from which the ranks' times are drawn
+    spread = float(np.std(steps) / median)
     note = f"calibrated on {folder}: {1e3 * median:.2f} ms a step, {found.slowdown:.2f} times the table's time"
     return found, tuple((steps / median).tolist()), f"{note}; steps vary by {spread:.1%}"

@@ -20,7 +20,8 @@ from bertrain.data.text.tokenizer import CACHED_WORDS, build_pipeline
 from bertrain.data.text.vocabulary import CONTINUATION, SPECIAL_WORDS, Vocabulary
 
 T = TypeVar("T")
-ENDING_S, WAKE_UP_S = 1.0, 0.2  # that an interrupted thread gets; after which Ctrl-C is heard in any case
+ENDING_S = 1.0  # that an interrupted thread gets
+WAKE_UP_S = 0.2  # until Ctrl-C is heard that another thread received
 
 
 def train_vocabulary(
