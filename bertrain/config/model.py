@@ -53,6 +53,12 @@ class ModelSettings:
         "attending to adjacent words, which saves millions of tokens at the start (bert only)",
         family="bert",
     )
+    initial_bias: Literal["zero", "frequencies"] = setting(
+        "zero",
+        "bias of the masked-word output of a new model. zero: as in BERT; frequencies: the logarithm of each word's "
+        "share of the training data. Training then does not begin by learning how frequent words are, which keeps a "
+        "deep model on a plateau for millions of tokens",
+    )
     layer_norm_eps: float = setting(1e-12, "epsilon inside LayerNorm", min=0)
     nsp: bool = setting(True, "also train next-sentence prediction, not only masked words (bert only)", family="bert")
     head: Literal["pretrain", "classify", "multilabel", "regress", "span", "tag", "embed"] = setting(

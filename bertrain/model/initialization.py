@@ -1,9 +1,10 @@
-"""Initial weights: those of BERT, or with `initial_heads = "neighbours"`, heads that attend to neighboring positions.
+"""Initial weights: those of BERT, or with less of the plateau on which a BERT spends its first millions of tokens.
 
-A BERT from random weights spends its first millions of tokens on a plateau: it learns word frequencies and copies the
-visible words, because no head distinguishes positions yet. `neighbours` starts past the plateau. Position embeddings
-start as waves, in which a step to the left or right is a rotation, and each head of the first layer starts with the
-rotation that attends one, two, ... positions away. Training can change all of it; only the start differs.
+On the plateau a model predicts words by their frequency and copies the visible ones. Two settings shorten it.
+`initial_bias = "frequencies"` gives the output layer the frequencies: see `set_word_bias`. `initial_heads =
+"neighbours"` lets heads distinguish positions. Position embeddings start as waves, in which a step to the left or right
+is a rotation, and each head of the first layer starts with the rotation that attends one, two, ... positions away.
+Training can change all of it; only the start differs.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ from bertrain.model.bert import Bert, Layer
 from bertrain.model.encoder import EncoderModel
 from bertrain.model.families import new_model
 
+WORD_BIAS = "masked_words.bias"
 CUT = 2.0  # the normal distribution is truncated at this many deviations
 # In units of initializer_range. The heads read the waves after LayerNorm; below about 1.5, attention is too blurred to
 # leave the plateau.
@@ -75,6 +77,19 @@ def initialize(model: EncoderModel, seed: int, names: Collection[str] | None = N
         if model.settings.initial_heads == "neighbours":
             assert isinstance(model, Bert)
             _look_at_neighbours(model)
+
+
+def set_word_bias(model: EncoderModel, shares: Tensor) -> None:
+    """Set the bias of the masked-word head to the logarithm of each word's share of the words to predict.
+
+    With a bias of 0, the one fast way to predict frequent words is a direction that the hidden vectors of all tokens
+    share, since an update by Adam changes a bias by no more than the learning rate. With a large rate, the vectors
+    collapse onto that direction, and the loss stays at the entropy of the shares.
+    """
+    bias = model.get_parameter(WORD_BIAS)[: model.settings.vocab_size]
+    with torch.no_grad():
+        bias.fill_(shares.min().log())  # words that the data's vocabulary lacks
+        bias[: len(shares)].copy_(shares.log())
 
 
 def deviation_of(name: str, settings: ModelSettings) -> float:

@@ -116,7 +116,7 @@ def _build(
     stack.enter_context(oom_as_user_error(settings, ranks.world, run.folder if settings.checkpoint.enabled else None))
 
     state = TrainState.build(settings, ranks, draws=False)
-    restore(state, run, resolved.weights, ranks, console, from_step)
+    restore(state, run, resolved.data, resolved.weights, ranks, console, from_step)
     progress = state.progress
     on_gpu = ranks.device.type == "cuda"
     loader = Loader(resolved.data, settings, rank=ranks.rank, world=ranks.world, pin_memory=on_gpu)

@@ -7,7 +7,7 @@ first; its counters, data and schedule are its own. `train.init_optimizer` says 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
@@ -19,8 +19,10 @@ from bertrain.base.console import Console, warn
 from bertrain.base.errors import UserError
 from bertrain.base.formatting import counted, few
 from bertrain.config.settings import Settings
+from bertrain.data.formats.frequencies import word_shares
 from bertrain.data.formats.source import DataSource
-from bertrain.model.initialization import initialize, uninitialized
+from bertrain.model.encoder import EncoderModel
+from bertrain.model.initialization import WORD_BIAS, initialize, set_word_bias, uninitialized
 from bertrain.optim.madgrad import START
 from bertrain.ranks.parallel import Ranks
 from bertrain.run import checkpoint
@@ -105,8 +107,9 @@ def refuse_init_settings(settings: Settings) -> None:
 
 
 def restore(
-    state: TrainState, run: Run, weights: InitWeights | None, ranks: Ranks, console: Console, from_step: int | None
-) -> None:
+    state: TrainState, run: Run, data: DataSource, weights: InitWeights | None, ranks: Ranks, console: Console,
+    from_step: int | None,
+) -> None:  # fmt: skip
     """Load the newest whole checkpoint; without one, begin with the weights of `run.init`, or with fresh ones.
 
     With `from_step`, the checkpoints after that step are renamed first. `weights` are those of `run.init` if they are
@@ -130,7 +133,7 @@ def restore(
             state.progress = _known_best(run, state.progress, ranks)
         return
     if not run.init:
-        initialize(state.model, run.settings.train.seed)
+        _initialize(state.model, run.settings, data)
         state.optimizer.begin()
         state.engine.restore({})
         return
@@ -146,7 +149,7 @@ def restore(
         console.say(f"going on from {weights.source.origin}, with its optimizer state and place in the data")
         weights.release()
     else:
-        _begin_with(weights, state, run, console)
+        _begin_with(weights, state, run, data, console)
         state.engine.restore({})
 
 
@@ -169,11 +172,21 @@ def _known_best(run: Run, progress: Progress, ranks: Ranks) -> Progress:
     return progress if ranks.broadcast_int(is_there) else replace(progress, best_step=0, best_accuracy=0.0)
 
 
-def _begin_with(init: InitWeights, state: TrainState, run: Run, console: Console) -> None:
+def _initialize(
+    model: EncoderModel, settings: Settings, data: DataSource, names: Collection[str] | None = None
+) -> None:
+    """Set initial weights, of all tensors or of `names`."""
+    initialize(model, settings.train.seed, names)
+    has_bias = WORD_BIAS in (dict(model.named_parameters()) if names is None else names)
+    if settings.model.initial_bias == "frequencies" and has_bias:
+        set_word_bias(model, torch.from_numpy(word_shares(data)))
+
+
+def _begin_with(init: InitWeights, state: TrainState, run: Run, data: DataSource, console: Console) -> None:
     """Copy the weights of `init`, and the optimizer's state if it is kept, into `state`; initialize what they lack."""
     train, weights = run.settings.train, init.weights
     parameters = state.arena.named(state.arena.values)
-    initialize(state.model, train.seed, _not_whole(parameters, weights, run.settings.model.vocab_size))
+    _initialize(state.model, run.settings, data, _not_whole(parameters, weights, run.settings.model.vocab_size))
     initialized = copy_weights(parameters, weights, extends_positions=train.init_positions == "extend")
     places = match_parameters(parameters, weights)
     console.say(f"beginning with the weights of {weights.origin}: {len(places)} tensors taken")

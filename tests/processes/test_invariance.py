@@ -77,9 +77,10 @@ def test_the_compiled_engine_across_ranks_with_dropout(data: Path, tmp_path: Pat
 
 @pytest.mark.parametrize("family", helpers.FAMILIES)
 def test_growing_steps_across_ranks(data: Path, tmp_path: Path, family: str) -> None:
-    """A ramp in tokens, StableAdamW sharded over the ranks, and a decay of 1 - sqrt at the end."""
+    """A ramp in tokens, sharded StableAdamW, a decay of 1 - sqrt at the end, and a bias from the data."""
     ramp = {"batch__sequences": 0, "batch__tokens": 900, "batch__ramp_from": 100, "batch__ramp_tokens": 5000}
     others = {"optimizer__name": "stableadamw", "schedule__decay": "1-sqrt", "schedule__decay_share": 0.3}
+    others |= {"model__initial_bias": "frequencies"}
     common = ramp | others | {"train__seed": SEED, "train__max_steps": 16} | helpers.FAMILIES[family]
     for world in (1, 3):
         arguments = helpers.tiny_arguments(**common, optimizer__sharded=world > 1)

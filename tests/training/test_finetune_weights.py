@@ -9,6 +9,8 @@ from pathlib import Path
 import pytest
 import torch
 
+from bertrain.data.formats.frequencies import word_shares
+from bertrain.data.formats.source import open_data
 from bertrain.run.folder import Run
 from bertrain.tasks.registry import open_task
 from bertrain.training.finetune import finetune
@@ -96,12 +98,16 @@ def test_a_head_is_taken_where_it_fits_and_said_where_it_does_not(
     assert "initialized afresh: answer.score.weight, answer.score.bias" in other
     assert "left over: answer.pool.weight" in other
 
-    settings = helpers.tiny_settings(train__max_steps=1)
-    pretrain(settings, mini.base.parent / "data", tmp_path / "further", init=str(tmp_path / "out"))
+    settings = helpers.tiny_settings(train__max_steps=1, model__initial_bias="frequencies")
+    data = mini.base.parent / "data"
+    pretrain(settings, data, tmp_path / "further", init=str(tmp_path / "out"))
     further = capsys.readouterr().out
     assert "31 tensors taken" in further
     assert "initialized afresh: masked_words.bias" in further
-    trained = helpers.final_weights(tmp_path / "further")["next_sentence.pool.weight"]
+    weights = helpers.final_weights(tmp_path / "further")
+    shares = torch.from_numpy(word_shares(open_data(data))).float()
+    torch.testing.assert_close(weights["masked_words.bias"].exp(), shares)
+    trained = weights["next_sentence.pool.weight"]
     assert helpers.relative_error(trained, read_weights(colours).tensors["answer.pool.weight"]) < 0.1
 
 

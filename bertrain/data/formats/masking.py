@@ -36,11 +36,16 @@ class MaskingRules:
         return MaskingRules(
             vocab_size=len(vocabulary.words),
             mask_id=vocabulary.id_of("[MASK]"),
-            special_ids=tuple(vocabulary.id_of(word) for word in ("[CLS]", "[SEP]", "[PAD]")),
+            special_ids=special_ids(vocabulary),
             max_predictions=max_predictions,
             probability=probability,
             continues_word=vocabulary.continues_word if whole_word else None,
         )
+
+
+def special_ids(vocabulary: Vocabulary) -> tuple[int, ...]:
+    """The tokens that are never predicted."""
+    return tuple(vocabulary.id_of(word) for word in ("[CLS]", "[SEP]", "[PAD]"))
 
 
 def count_predictions(lengths: npt.ArrayLike, max_predictions: int, probability: float) -> Ints:
