@@ -30,7 +30,7 @@ DEEP = {
     "model.hidden_size": 64, "model.num_layers": 12, "model.num_heads": 2, "model.intermediate_size": 256,
     "model.max_positions": 128, "model.hidden_dropout": 0, "model.attention_dropout": 0, "batch.sequences": 0,
     "batch.tokens": 2048, "batch.token_budget": 2048, "optimizer.name": "adamw", "optimizer.beta2": 0.98,
-    "schedule.warmup_steps": 60, "train.max_steps": 1500,
+    "schedule.warmup_steps": 60, "train.max_steps": 1000,
 }  # fmt: skip
 CASES: dict[str, tuple[str, dict[str, object]]] = {
     "deep-1e-3": ("bert-tiny", DEEP | {"optimizer.learning_rate": 1e-3}),

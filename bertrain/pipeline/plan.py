@@ -46,6 +46,7 @@ LENGTHS = ("train.max_steps", "train.epochs")  # settings that replace the budge
 SETTING_OF = {
     "step": ("batch.sequences", "batch.tokens"), "learning rate": ("optimizer.learning_rate",),
     "dropout": ("model.hidden_dropout",), "first heads": ("model.initial_heads",),
+    "output bias": ("model.initial_bias",),
     "length": ("data.max_seq_length",), "next sentence": ("model.nsp",), "masked words": ("data.mask_probability",),
 }  # fmt: skip
 """The settings behind a choice, by its name; if the user sets one, the choice is not listed."""
@@ -174,7 +175,7 @@ def make_plan(
         "log.every_steps": "20",
     }
     if not init:  # a short run would otherwise end before attention has found the neighbors
-        overrides["model.initial_heads"] = "neighbours"
+        overrides |= {"model.initial_heads": "neighbours", "model.initial_bias": "frequencies"}
         if size in WIDE_START:
             overrides |= {"model.initializer_range": "0.06", "model.num_heads": "4"}
     model = chosen.model
@@ -204,6 +205,7 @@ def make_plan(
         start = "4 heads, initial weights of 0.06" if size in WIDE_START else "a short run learns sooner"
         choices.append(Choice("masked words", f"{MODERN_MASK_PROBABILITY:.0%}", "learns more in equal time than 15 %"))
         choices.append(Choice("first heads", "on adjacent words", start))
+        choices.append(Choice("output bias", "word frequencies", "so that training need not learn them first"))
         reads = tokens / count_parameters(model)[1]
         if reads < FEW_TOKENS and not lengths:
             few = Choice("warning", f"{reads:.1g} tokens per parameter", "it will learn little; give a longer --budget")

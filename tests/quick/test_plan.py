@@ -140,9 +140,11 @@ def test_steps_and_first_heads_follow_the_device_and_are_said() -> None:
     tokens = H200.tokens_in(540, replace(chosen, model=model))
     assert int(on_gpu.overrides["batch.tokens"]) == pytest.approx(tokens / 16_000, rel=0.01)
     assert on_gpu.overrides["model.initial_heads"] == "neighbours"
-    assert "first heads" in [one.what for one in on_gpu.choices]
+    assert on_gpu.overrides["model.initial_bias"] == "frequencies"
+    assert {"first heads", "output bias"} <= {one.what for one in on_gpu.choices}
     set_by_user = make_plan(text_of(4000), H200, budget="9m", given={"model.initial_heads": "random"})
     assert set_by_user.overrides["model.initial_heads"] == "random"
     assert "first heads" not in [one.what for one in set_by_user.choices]
     continued = make_plan(text_of(40), H200, budget="9m", init="weights")
-    assert continued.overrides.keys().isdisjoint({"model.initial_heads", "data.mask_probability"})
+    new_only = {"model.initial_heads", "model.initial_bias", "data.mask_probability"}
+    assert continued.overrides.keys().isdisjoint(new_only)
