@@ -13,6 +13,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from functools import cache
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -417,9 +418,19 @@ def words_of(command: str) -> list[str]:
     return words[1:]
 
 
+@cache
+def all_verbs() -> Any:
+    return typer.main.get_command(app)
+
+
+@cache
+def setting_names() -> set[str]:
+    return {entry["name"] for entry in config.describe()}
+
+
 def check_command(command: str, *, is_whole: bool) -> None:
     """Raise for a verb, an option, a setting or a recipe that does not exist; nothing is run."""
-    node: Any = typer.main.get_command(app)
+    node: Any = all_verbs()
     words = words_of(command)
     if words[:1] == ["launch"] and "--" in words:
         place = words.index("--")
@@ -433,7 +444,7 @@ def check_command(command: str, *, is_whole: bool) -> None:
         node = node.commands[words.pop(0)]
     if hasattr(node, "commands") or not is_whole:
         known = {name for one in node.params for name in (*one.opts, *one.secondary_opts)} | {"--help"}
-        settings = {f"--{entry['name']}" for entry in config.describe()}
+        settings = {f"--{name}" for name in setting_names()}
         options = {word.partition("=")[0] for word in words if word.startswith("--")}
         assert options <= known | settings, f"there is no {options - known - settings}"
         assert {word for word in words if word.startswith("bert-")} <= set(recipe_names())
@@ -449,7 +460,7 @@ def check_command(command: str, *, is_whole: bool) -> None:
         assert recipe is None or recipe.isupper() or recipe.endswith(".toml") or "model.config" in dict(overrides), (
             recipe
         )
-        unknown = {name for name, _ in overrides} - {entry["name"] for entry in config.describe()}
+        unknown = {name for name, _ in overrides} - setting_names()
         assert not unknown, f"there is no setting {unknown}"
 
 

@@ -137,8 +137,9 @@ def data_for(tmp_path_factory: pytest.TempPathFactory) -> Callable[[int, int], P
     def prepared(words: int, max_seq_length: int) -> Path:
         folder = tmp_path_factory.mktemp("data")
         (folder / "vocab.txt").write_text("\n".join(Vocabulary.load().words[:words]) + "\n")
-        text = ROOT / "tests" / "golden" / "sample.txt"
-        prepare([text], folder / "data", vocab=folder / "vocab.txt", max_seq_length=max_seq_length)
+        text = (ROOT / "tests" / "golden" / "sample.txt").read_text()
+        (folder / "text.txt").write_text("\n\n".join([text] * 60))  # so that a large step is few epochs
+        prepare([folder / "text.txt"], folder / "data", vocab=folder / "vocab.txt", max_seq_length=max_seq_length)
         return folder
 
     return prepared
@@ -161,7 +162,7 @@ def test_every_recipe_dry_runs(
     shown = dry_run(settings, folder / "data", world=8)
     assert f"train.max_steps = {settings.train.max_steps}" in shown
     assert "memory on each rank:" in shown
-    assert {path.name for path in folder.iterdir()} == {"data", "vocab.txt"}, "a dry run writes nothing"
+    assert {path.name for path in folder.iterdir()} == {"data", "text.txt", "vocab.txt"}, "a dry run writes nothing"
 
 
 @pytest.fixture(scope="module")

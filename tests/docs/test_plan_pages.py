@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import shlex
 import subprocess
@@ -52,3 +53,14 @@ def test_the_tables_of_bertrains_own_predictions_are_the_scripts() -> None:
     for table in printed.split("\n\n"):
         assert len(table.strip().splitlines()) in (2 + 4, 4), "four sizes"
         assert table.strip() in text
+
+
+def test_the_scores_are_the_scripts() -> None:
+    raw = json.loads((DOCS.parent / "benchmarks" / "results" / "plan.json").read_text(encoding="utf-8"))
+    text = (DOCS / "how-to-plan.md").read_text(encoding="utf-8")
+    for variant in ("strict", "calibrated"):
+        for metric, name in (("sequences_per_s", "sequences/s"), ("minutes", "minutes")):
+            score = raw[variant]["score"][metric]
+            within = f"{score['within_20_percent'] * score['rows']:.0f} of {score['rows']}"
+            pairs = f"{score['pairs_in_order']:.1%} of {score['pairs']}"
+            assert f"| {name}, {variant} | {score['median_error']:.1%} | {within} | {pairs} |" in text

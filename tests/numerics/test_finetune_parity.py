@@ -6,12 +6,14 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
 from bertrain.config.settings import ModelSettings
 from bertrain.data.feed.batching import step_by_sequences
 from bertrain.data.feed.loader import Loader
+from bertrain.data.formats.block import Block
 from bertrain.data.formats.shards import Shards
 from bertrain.model.batch import IGNORED
 from bertrain.model.bert import Bert
@@ -132,27 +134,38 @@ def test_heads_equal_those_of_transformers(tmp_path: Path, head: str) -> None:
     assert compared == set(gradients)
 
 
-def test_a_whole_run_equals_transformers_under_torchs_optimizer(tmp_path: Path) -> None:
-    """Order of rows, rates, clipping and weight decay included: 40 steps, over two passes."""
+def labels_of(block: Block, rows: np.ndarray[Any, Any]) -> torch.Tensor:
+    """Labels as Transformers takes them: a class for each row, or for each token, -100 where no word begins."""
+    if block.masks is None:
+        assert block.answers is not None
+        return torch.from_numpy(block.answers[rows, 0]).long()
+    masks = block.masks.take(rows)
+    labels = torch.full((len(rows), int(block.lengths[rows].max())), IGNORED)
+    labels[np.repeat(np.arange(len(rows)), masks.counts), masks.positions] = torch.from_numpy(masks.labels).long()
+    return labels
+
+
+@pytest.mark.parametrize(("task", "limit"), [("classify", 1.5), ("tag", 0.95)])
+def test_a_whole_run_equals_transformers_under_torchs_optimizer(tmp_path: Path, task: str, limit: float) -> None:
+    """Order of rows, rates, clipping and weight decay included: 40 steps of several bins, over two passes."""
     mini, steps, warm_up = miniature_tasks.make_miniature(tmp_path), 40, 4
+    data = mini.names if task == "tag" else mini.table
     settings = miniature_tasks.settings_for(
-        batch__sequences=16, train__seed=3, optimizer__learning_rate=1e-3, optimizer__weight_decay=0.1,
-        optimizer__clip_norm=1.5, schedule__warmup_share=0, schedule__warmup_steps=warm_up,
-        schedule__decay_start=warm_up, train__max_steps=steps, schedule__decay_steps=steps,
+        task, batch__sequences=16, batch__token_budget=96, train__seed=3, optimizer__learning_rate=1e-3,
+        optimizer__weight_decay=0.1, optimizer__clip_norm=limit, schedule__warmup_share=0,
+        schedule__warmup_steps=warm_up, schedule__decay_start=warm_up, train__max_steps=steps,
+        schedule__decay_steps=steps,
         **{name.replace(".", "__"): value for name, value in miniature_tasks.NO_DROPOUT.items()},
     )  # fmt: skip
     # The rate of the first step is 0, so that a run of one step holds what both begin with.
     for run, length in ((tmp_path / "one", 1), (tmp_path / "whole", steps)):
-        finetune(
-            replace(settings, train=replace(settings.train, max_steps=length)), mini.table, run, init=str(mini.base)
-        )
+        finetune(replace(settings, train=replace(settings.train, max_steps=length)), data, run, init=str(mini.base))
     opened = Run.open(tmp_path / "whole")
     model = Bert(opened.settings.model)
     model.load_state_dict(helpers.final_weights(tmp_path / "one"))
     twin = twin_of(model)
     twin.config.problem_type = "single_label_classification"
-    block = open_task(opened.settings, mini.table, opened.vocabulary()).training().block
-    assert block.answers is not None
+    block = open_task(opened.settings, data, opened.vocabulary()).training().block
 
     matrices = [parameter for parameter in twin.parameters() if parameter.ndim > 1]
     vectors = [parameter for parameter in twin.parameters() if parameter.ndim == 1]
@@ -165,19 +178,18 @@ def test_a_whole_run_equals_transformers_under_torchs_optimizer(tmp_path: Path) 
         _, rows = step_by_sequences(16 * step, 16, len(block), seed=3)
         inside = torch.arange(int(lengths[rows].max()))[None, :] < lengths[rows][:, None]
         ids = padded(tokens, starts[rows], lengths[rows].tolist())
-        labels = torch.from_numpy(block.answers[rows, 0]).long()
-        loss = twin(input_ids=ids, attention_mask=inside.long(), labels=labels).loss
+        loss = twin(input_ids=ids, attention_mask=inside.long(), labels=labels_of(block, rows)).loss
         optimizer.zero_grad()
         loss.backward()
-        was_clipped += int(torch.nn.utils.clip_grad_norm_(twin.parameters(), 1.5) > 1.5)
+        was_clipped += int(torch.nn.utils.clip_grad_norm_(twin.parameters(), limit) > limit)
         optimizer.step()
         schedule.step()
         their_losses.append(loss.item())
     assert 0 < was_clipped < steps, "some steps clipped, some not"
     ours = helpers.losses(tmp_path / "whole")
-    assert ours == pytest.approx(their_losses, rel=1e-3)
-    assert ours[-1] < 0.8 * ours[0], "it learnt something"
-    names, weights = huggingface_names(model.settings.num_layers, head="classify"), helpers.final_weights(opened.folder)
+    assert ours == pytest.approx(their_losses, rel=TOLERANCE)
+    assert ours[-1] < 0.9 * ours[0], "it learnt something"
+    names, weights = huggingface_names(model.settings.num_layers, head=task), helpers.final_weights(opened.folder)
     for name, parameter in twin.named_parameters():
         if not name.endswith("key.bias"):  # its gradient is zero, up to rounding, which Adam makes large
-            assert helpers.relative_error(names[name].select(weights[names[name].parameter]), parameter) <= 1e-3, name
+            assert helpers.relative_error(names[name].select(weights[names[name].parameter]), parameter) <= 1e-4, name
