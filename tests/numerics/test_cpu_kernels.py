@@ -1,6 +1,6 @@
 """The kernels for CPUs against their plain twins in float64, on ragged inputs, and twice with the same bits.
 
-They need AVX-512, AMX and a C compiler; elsewhere the tests skip with the reason.
+They need AVX-512 and a C compiler; elsewhere the tests skip with the reason. Without AMX they run with AMX emulated.
 """
 
 from __future__ import annotations
@@ -19,8 +19,7 @@ from bertrain.kernels.embedding import embed_plain, position_gradient
 from bertrain.kernels.random import attention_keep_mask, rows_keep_mask
 from tests import twins
 
-USABLE, REASON = cpu_library.available()
-needs_kernels = pytest.mark.skipif(not USABLE, reason=REASON)
+needs_kernels = pytest.mark.usefixtures("c_kernels")
 TOLERANCE = 1e-2  # of bf16, as on a GPU
 LENGTHS = {
     "mixed": [512, 1, 130, 64, 300, 17, 0, 511, 16, 128, 33, 33, 2, 0, 65, 257],
@@ -200,15 +199,17 @@ LIMITED = """
 import resource, torch
 from pathlib import Path
 from bertrain.kernels import cpu, cpu_library
-cpu_library.available()
-torch.set_num_threads(1)
-x, gradient = torch.zeros(4096, 4096, dtype=torch.bfloat16), torch.zeros(4096, 4096)
-pages = int(Path("/proc/self/statm").read_text().split()[0])
-resource.setrlimit(resource.RLIMIT_AS, (pages * resource.getpagesize() + (8 << 20),) * 2)
-try:
-    cpu.weight_gradient(x, x, gradient, accumulate=False)
-except MemoryError as error:
-    print(error)
+from tests import emulated_amx
+with emulated_amx.within():
+    cpu_library.available()
+    torch.set_num_threads(1)
+    x, gradient = torch.zeros(4096, 4096, dtype=torch.bfloat16), torch.zeros(4096, 4096)
+    pages = int(Path("/proc/self/statm").read_text().split()[0])
+    resource.setrlimit(resource.RLIMIT_AS, (pages * resource.getpagesize() + (8 << 20),) * 2)
+    try:
+        cpu.weight_gradient(x, x, gradient, accumulate=False)
+    except MemoryError as error:
+        print(error)
 """
 
 
