@@ -79,6 +79,25 @@ def test_attention_survives_extreme_scores() -> None:
 
 
 @needs_kernels
+@pytest.mark.parametrize("part", [0, 1, 2])
+def test_attention_hides_no_nan(part: int) -> None:
+    """Of one query, its own row; of one key or value, all rows."""
+    qkv, plan = random(70, 3, 2, 32), cpu.plan_attention(twins.boundaries([40, 30], "cpu"), 70)
+    qkv[7, part, 1, 5] = torch.nan
+    out = cpu.ragged_attention_forward(qkv, plan, Dropout(0.0, torch.tensor([1]), 0))[0]
+    expected = torch.zeros(70, 2, dtype=torch.bool)
+    expected[7 if part == 0 else slice(40), 1] = True
+    assert torch.equal(out.isnan().any(-1), expected)
+
+
+@needs_kernels
+def test_cross_entropy_hides_no_nan() -> None:
+    logits, labels = twins.cross_entropy_case(20, 109, 99, torch.bfloat16, "cpu")
+    logits[3, 50] = torch.nan
+    assert cpu.cross_entropy(logits, labels, 99, torch.tensor(1.0))[0].isnan()
+
+
+@needs_kernels
 def test_attention_dropout_masks_are_the_twins() -> None:
     # With zero queries the weights of a row are equal, so one-hot values show the mask in the output, and one-hot
     # gradients show it again in the gradient of the values.
