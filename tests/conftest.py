@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 import pytest
@@ -49,3 +50,14 @@ def mini(tmp_path_factory: pytest.TempPathFactory) -> Miniature:
     from tests import miniature_tasks
 
     return miniature_tasks.make_miniature(tmp_path_factory.mktemp("miniature"))
+
+
+@pytest.fixture
+def c_kernels() -> Iterator[None]:
+    """The kernels for CPUs, on AMX or emulated; skips where they can run neither way."""
+    from tests import emulated_amx
+
+    if reason := emulated_amx.why_not():
+        pytest.skip(reason)
+    with emulated_amx.within():
+        yield

@@ -58,10 +58,11 @@ static inline bf16 rounded(float value) {
     return (bf16)_mm_extract_epi16((__m128i)_mm_cvtneps_pbh(_mm_set_ss(value)), 0);
 }
 
-/* 2 ** x to 2e-7, for any x; below -126 it is 0, above 126 it stays there. */
+/* 2 ** x to 2e-7, for any x; below -126 it is 0, above 126 it stays there. NaN stays NaN, as the minimum's second
+   operand. */
 static inline __m512 exp2_16(__m512 x) {
     const __mmask16 is_tiny = _mm512_cmp_ps_mask(x, _mm512_set1_ps(-126.0f), _CMP_LT_OQ);
-    x = _mm512_min_ps(x, _mm512_set1_ps(126.0f));
+    x = _mm512_min_ps(_mm512_set1_ps(126.0f), x);
     const __m512 whole = _mm512_roundscale_ps(x, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
     const __m512 part = _mm512_sub_ps(x, whole);
     __m512 power = _mm512_set1_ps(1.3333558e-3f);

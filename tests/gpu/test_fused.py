@@ -32,7 +32,9 @@ FAMILIES = [pytest.param({}, id="bert"), pytest.param(MODERN_BIN, id="modern")]
 # One bin: sums and gradients
 
 
-def model_both_ways(*, fp8: bool = False, dropout: float = 0.0, **overrides: object) -> whole_model.BothWays:
+def model_both_ways(
+    device: str = "cuda", /, *, fp8: bool = False, dropout: float = 0.0, **overrides: object
+) -> whole_model.BothWays:
     """A bin of all lengths, junk and empty slots; all parameters random, matrices as large as a fresh BERT's."""
     settings = helpers.tiny_settings(
         model__vocab_size=2000, model__hidden_size=256, model__num_heads=4,
@@ -45,7 +47,7 @@ def model_both_ways(*, fp8: bool = False, dropout: float = 0.0, **overrides: obj
     batch = whole_model.random_batch([300, 1, 512, 64, 5, 19, 2], 1024, 12, 250, 512, 2000)
     if settings.head != "pretrain":
         batch = whole_model.with_answers(batch, settings.head, settings.num_labels, settings.hidden_size)
-    return whole_model.BothWays(settings, batch, "cuda", fp8=fp8, matrix_scale=0.2)
+    return whole_model.BothWays(settings, batch, device, fp8=fp8, matrix_scale=0.2)
 
 
 VARIANTS: list[dict[str, Any]] = [

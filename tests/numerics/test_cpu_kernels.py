@@ -1,6 +1,6 @@
 """The kernels for CPUs against their plain twins in float64, on ragged inputs, and twice with the same bits.
 
-They need AVX-512, AMX and a C compiler; elsewhere the tests skip with the reason.
+They need AVX-512 and a C compiler; elsewhere the tests skip with the reason. Without AMX they run with AMX emulated.
 """
 
 from __future__ import annotations
@@ -19,8 +19,7 @@ from bertrain.kernels.embedding import embed_plain, position_gradient
 from bertrain.kernels.random import attention_keep_mask, rows_keep_mask
 from tests import twins
 
-USABLE, REASON = cpu_library.available()
-needs_kernels = pytest.mark.skipif(not USABLE, reason=REASON)
+needs_kernels = pytest.mark.usefixtures("c_kernels")
 TOLERANCE = 1e-2  # of bf16, as on a GPU
 LENGTHS = {
     "mixed": [512, 1, 130, 64, 300, 17, 0, 511, 16, 128, 33, 33, 2, 0, 65, 257],
@@ -77,6 +76,25 @@ def test_attention_head_sizes_and_rates(head_dim: int, p: float) -> None:
 @needs_kernels
 def test_attention_survives_extreme_scores() -> None:
     assert attention_error([130, 64, 1, 300], query_scale=60.0) <= 2 * TOLERANCE
+
+
+@needs_kernels
+@pytest.mark.parametrize("part", [0, 1, 2])
+def test_attention_hides_no_nan(part: int) -> None:
+    """Of one query, its own row; of one key or value, all rows."""
+    qkv, plan = random(70, 3, 2, 32), cpu.plan_attention(twins.boundaries([40, 30], "cpu"), 70)
+    qkv[7, part, 1, 5] = torch.nan
+    out = cpu.ragged_attention_forward(qkv, plan, Dropout(0.0, torch.tensor([1]), 0))[0]
+    expected = torch.zeros(70, 2, dtype=torch.bool)
+    expected[7 if part == 0 else slice(40), 1] = True
+    assert torch.equal(out.isnan().any(-1), expected)
+
+
+@needs_kernels
+def test_cross_entropy_hides_no_nan() -> None:
+    logits, labels = twins.cross_entropy_case(20, 109, 99, torch.bfloat16, "cpu")
+    logits[3, 50] = torch.nan
+    assert cpu.cross_entropy(logits, labels, 99, torch.tensor(1.0))[0].isnan()
 
 
 @needs_kernels
@@ -200,15 +218,17 @@ LIMITED = """
 import resource, torch
 from pathlib import Path
 from bertrain.kernels import cpu, cpu_library
-cpu_library.available()
-torch.set_num_threads(1)
-x, gradient = torch.zeros(4096, 4096, dtype=torch.bfloat16), torch.zeros(4096, 4096)
-pages = int(Path("/proc/self/statm").read_text().split()[0])
-resource.setrlimit(resource.RLIMIT_AS, (pages * resource.getpagesize() + (8 << 20),) * 2)
-try:
-    cpu.weight_gradient(x, x, gradient, accumulate=False)
-except MemoryError as error:
-    print(error)
+from tests import emulated_amx
+with emulated_amx.within():
+    cpu_library.available()
+    torch.set_num_threads(1)
+    x, gradient = torch.zeros(4096, 4096, dtype=torch.bfloat16), torch.zeros(4096, 4096)
+    pages = int(Path("/proc/self/statm").read_text().split()[0])
+    resource.setrlimit(resource.RLIMIT_AS, (pages * resource.getpagesize() + (8 << 20),) * 2)
+    try:
+        cpu.weight_gradient(x, x, gradient, accumulate=False)
+    except MemoryError as error:
+        print(error)
 """
 
 

@@ -30,22 +30,30 @@ from bertrain.training.state import TrainState
 from tests import helpers
 from tests.quick.test_compute import CPU, relu_forward
 
-HAS_KERNELS, WHY_NOT = cpu_library.available()
+
+@pytest.fixture(params=["this machine", "with AMX"])
+def kernels(request: pytest.FixtureRequest) -> tuple[bool, str]:
+    """Whether the kernels for CPUs can run, and why: here, and on a machine with AMX, if it can be emulated."""
+    if request.param == "with AMX":
+        request.getfixturevalue("c_kernels")
+    return cpu_library.available()
 
 
 def precision_of(run: Path) -> str:
     return json.loads((run / "config.json").read_text())["settings"]["train"]["precision"]
 
 
-def test_auto_is_settled_when_a_run_begins(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_auto_is_settled_when_a_run_begins(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], kernels: tuple[bool, str]
+) -> None:
     data, run = helpers.make_data(tmp_path), tmp_path / "run"
     settings = helpers.tiny_settings(train__precision="auto", train__device="cpu", train__max_steps=2)
     pretrain(settings, data, run)
     chosen, reason = choose_precision(settings.train, CPU)
     assert precision_of(run) == chosen
     said = capsys.readouterr().out
-    kernels = "fused kernels" if chosen == "bf16" and HAS_KERNELS else "plain PyTorch"
-    assert f"computing with {kernels}, {chosen}" in said
+    computing = "fused kernels" if chosen == "bf16" and kernels[0] else "plain PyTorch"
+    assert f"computing with {computing}, {chosen}" in said
     assert f"train.precision auto: {chosen} ({reason})" in said
 
 
@@ -66,7 +74,9 @@ def test_auto_continues_a_run_as_it_was_begun(tmp_path: Path, capsys: pytest.Cap
     assert helpers.losses(run) == calm
 
 
-def test_kernels_can_be_switched_off_and_on_again(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_kernels_can_be_switched_off_and_on_again(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], kernels: tuple[bool, str]
+) -> None:
     data, run = helpers.make_data(tmp_path), tmp_path / "run"
     settings = helpers.tiny_settings(
         train__device="cpu", train__precision="bf16", train__kernels="plain", train__max_steps=3
@@ -74,9 +84,10 @@ def test_kernels_can_be_switched_off_and_on_again(tmp_path: Path, capsys: pytest
     pretrain(settings, data, run)
     assert "computing with plain PyTorch, bf16 (asked for)" in capsys.readouterr().out
     resume(run, [("train.kernels", "auto")])
-    why_not = WHY_NOT if isa.usable("auto") == "amx" else "the kernels for CPUs need AMX"
-    kernels = "fused kernels, bf16 (AMX kernels, compiled by" if HAS_KERNELS else f"plain PyTorch, bf16 ({why_not}"
-    assert f"computing with {kernels}" in capsys.readouterr().out
+    has_kernels, reason = kernels
+    why_not = reason if isa.usable("auto") == "amx" else "the kernels for CPUs need AMX"
+    computing = "fused kernels, bf16 (AMX kernels, compiled by" if has_kernels else f"plain PyTorch, bf16 ({why_not}"
+    assert f"computing with {computing}" in capsys.readouterr().out
 
 
 def test_a_changed_model_trains_on_the_plain_engine(

@@ -14,7 +14,6 @@ import numpy as np
 import pytest
 
 from bertrain.base.console import PHASES
-from bertrain.kernels import cpu_library
 from bertrain.profiling.profile import profile, settings_to_profile
 from bertrain.profiling.profile_report import profile_report, read_roofline
 from bertrain.profiling.sets import ITERATION_COLUMNS, LAUNCH_COLUMNS, find_sets
@@ -108,7 +107,7 @@ def test_the_roofline_accounts_for_the_step(profiled: Path, capsys: pytest.Captu
     assert facts["ceilings"]["operations_per_s"] > 0
 
 
-@pytest.mark.skipif(not cpu_library.available()[0], reason=cpu_library.available()[1])
+@pytest.mark.usefixtures("c_kernels")
 def test_kernels_for_cpus_are_seen(tmp_path: Path) -> None:
     """In C, and no operators of PyTorch's, yet in the tables under the part of the model they belong to."""
     wide = helpers.tiny_settings(
