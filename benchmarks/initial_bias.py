@@ -33,7 +33,6 @@ DEEP = {
     "schedule.warmup_steps": 60, "train.max_steps": 1000,
 }  # fmt: skip
 CASES: dict[str, tuple[str, dict[str, object]]] = {
-    "deep-1e-3": ("bert-tiny", DEEP | {"optimizer.learning_rate": 1e-3}),
     "deep-3e-3": ("bert-tiny", DEEP | {"optimizer.learning_rate": 3e-3}),
     "deep-3e-3, neighbours": (
         "bert-tiny", DEEP | {"optimizer.learning_rate": 3e-3, "model.initial_heads": "neighbours"},
