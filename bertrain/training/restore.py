@@ -19,6 +19,7 @@ from bertrain.base.console import Console, warn
 from bertrain.base.errors import UserError
 from bertrain.base.formatting import counted, few
 from bertrain.config.settings import Settings
+from bertrain.data.feed.loader import training_examples
 from bertrain.data.formats.frequencies import word_shares
 from bertrain.data.formats.source import DataSource
 from bertrain.model.encoder import EncoderModel
@@ -179,7 +180,7 @@ def _initialize(
     initialize(model, settings.train.seed, names)
     has_bias = WORD_BIAS in (dict(model.named_parameters()) if names is None else names)
     if settings.model.initial_bias == "frequencies" and has_bias:
-        set_word_bias(model, torch.from_numpy(word_shares(data)))
+        set_word_bias(model, torch.from_numpy(word_shares(data, training_examples(data, settings))))
 
 
 def _begin_with(init: InitWeights, state: TrainState, run: Run, data: DataSource, console: Console) -> None:

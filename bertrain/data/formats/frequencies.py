@@ -12,14 +12,14 @@ from bertrain.data.formats.source import DataSource
 SAMPLED_TOKENS = 1 << 21  # a second to read; words that it lacks are rarer than any that training meets early
 
 
-def word_shares(data: DataSource) -> npt.NDArray[np.float64]:
-    """The share of each word among the words to predict; positive, with a sum of 1.
+def word_shares(data: DataSource, part: range) -> npt.NDArray[np.float64]:
+    """The share of each word among the words to predict in the rows of `part`; positive, with a sum of 1.
 
-    The sample is evenly spaced over the rows, so every rank counts the same. Each word counts once more than it occurs,
-    so that none is impossible.
+    The sample is evenly spaced over these rows, so every rank counts the same. Each word counts once more than it
+    occurs, so that none is impossible.
     """
-    num_rows = min(len(data), max(1, int(SAMPLED_TOKENS / data.lengths.mean())))
-    rows = np.linspace(0, len(data) - 1, num_rows).astype(np.int64)
+    num_rows = min(len(part), max(1, int(SAMPLED_TOKENS / data.lengths[part.start : part.stop].mean())))
+    rows = np.linspace(part.start, part.stop - 1, num_rows).astype(np.int64)
     num_words = len(data.vocabulary.words)
     counts = np.zeros(num_words, np.int64)
     for first in range(0, num_rows, EXAMPLES_AT_ONCE):
