@@ -34,8 +34,7 @@ from bertrain.config.settings import Settings
 from bertrain.planning.convergence import LARGEST, TARGET, mlperf_interval, samples_to_target
 from bertrain.planning.devices import Gpu, Network, find_gpu, find_network
 from bertrain.planning.plan import EVALUATED, START_UP_S, Wish, evaluation_seconds, lengths_of, make_plan
-from bertrain.planning.step_time import HOST_S, LAUNCHES, Cluster, Design, Load, StepTime, step_time
-from bertrain.planning.step_time import count_launches as our_launches
+from bertrain.planning.step_time import HOST_S, LAUNCHES, Cluster, Design, Load, StepTime, count_launches, step_time
 
 HERE = Path(__file__).parent
 JITTER = 0.01
@@ -172,7 +171,7 @@ def counted_launches(row: dict[str, str], base: Settings) -> float:
         return 1.0
     code = "fp16, 2 or 3 rows" if row["layout"] in EVERY_ROW else row["precision"]
     layer, rest = (sum(KERNELS[code][part].values()) for part in ("a layer", "the rest"))
-    return (base.model.num_layers * layer + rest - LAUNCHES[2]) / our_launches(base)
+    return (base.model.num_layers * layer + rest - LAUNCHES[2]) / count_launches(base)
 
 
 def predict(row: dict[str, str], base: Settings, slowdown: float, launches: float | None) -> dict[str, Any]:
@@ -223,7 +222,7 @@ def calibrate(row: dict[str, str], base: Settings, launches: float | None) -> fl
     return (low * high) ** 0.5
 
 
-def count_launches(eight: dict[str, str], four: dict[str, str], base: Settings) -> float:
+def infer_launches(eight: dict[str, str], four: dict[str, str], base: Settings) -> float:
     """Kernels of NVIDIA's code over bertrain's: with them, the slowdown of `eight` GPUs is right for `four` too."""
     low, high = 0.5, 8.0
     for _ in range(20):
@@ -364,7 +363,7 @@ def main() -> None:
     with open(HERE.parent / "bertrain/mlperf/published.csv") as file:
         published = [row for row in csv.DictReader(file) if row["role"] != "not planned"]
     eight, four = (next(row for row in published if row["system"] == name) for name in LAUNCH_ROWS)
-    launches, found = count_launches(eight, four, base), dict[str, Any]()
+    launches, found = infer_launches(eight, four, base), dict[str, Any]()
     for name, hosts in VARIANTS.items():
         found[name] = predict_all(published, base, None if name == "strict" else launches, hosts)
         rows = found[name]["rows"] if name in ("strict", "calibrated") else found[name].pop("rows")

@@ -60,6 +60,7 @@ def initialize(model: EncoderModel, seed: int, names: Collection[str] | None = N
     | every bias                | 0                                                             |
     | padding of the vocabulary | 0                                                             |
     | modern: matrices that end a branch, and the heads': see `deviation_of`                    |
+    | with `initial_bias = "frequencies"`: the masked-word bias, which `set_word_bias` sets afterwards |
     | with `initial_heads = "neighbours"`: positions and the first layer's queries and keys, see above |
     """
     with torch.no_grad():

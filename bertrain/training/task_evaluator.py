@@ -32,8 +32,7 @@ from bertrain.training.engine import Predictor
 from bertrain.training.task_settings import usual_rate
 
 TOKENS_AT_ONCE = {"cpu": 2048, "cuda": 16384}
-"""Tokens of a bin, unless `evaluate.batch_size` sets an evaluation batch size: enough to keep a device busy. With twice
-as many, a CPU takes 16 % longer for a model of BERT-Base's width, most of it in the kernel of Linux."""
+"""Tokens of a bin, unless `evaluate.batch_size` sets an evaluation batch size: enough to keep a device busy."""
 PERCENTILES = (50, 90, 95, 99, 100)
 
 

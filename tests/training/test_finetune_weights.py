@@ -105,7 +105,8 @@ def test_a_head_is_taken_where_it_fits_and_said_where_it_does_not(
     assert "31 tensors taken" in further
     assert "initialized afresh: masked_words.bias" in further
     weights = helpers.final_weights(tmp_path / "further")
-    shares = torch.from_numpy(word_shares(opened := open_data(data), range(len(opened)))).float()
+    opened = open_data(data)
+    shares = torch.from_numpy(word_shares(opened, range(len(opened)))).float()
     torch.testing.assert_close(weights["masked_words.bias"].exp(), shares)
     trained = weights["next_sentence.pool.weight"]
     assert helpers.relative_error(trained, read_weights(colours).tensors["answer.pool.weight"]) < 0.1

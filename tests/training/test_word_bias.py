@@ -25,7 +25,8 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def log_shares(data: Path) -> torch.Tensor:
-    return torch.from_numpy(np.log(word_shares(opened := open_data(data), range(len(opened))))).float()
+    opened = open_data(data)
+    return torch.from_numpy(np.log(word_shares(opened, range(len(opened))))).float()
 
 
 @pytest.mark.parametrize("family", helpers.FAMILIES)

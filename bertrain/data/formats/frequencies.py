@@ -9,7 +9,7 @@ from bertrain.data.formats.block import EXAMPLES_AT_ONCE
 from bertrain.data.formats.masking import special_ids
 from bertrain.data.formats.source import DataSource
 
-SAMPLED_TOKENS = 1 << 21  # a second to read; words that it lacks are rarer than any that training meets early
+SAMPLED_TOKENS = 1 << 21  # words that the sample lacks are too rare to matter early in training
 
 
 def word_shares(data: DataSource, part: range) -> npt.NDArray[np.float64]:
