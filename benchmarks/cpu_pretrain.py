@@ -14,6 +14,8 @@ tokens, for which it needs less memory; in fp32 and bf32 both have 512, as two o
 With an environment for it (torch 2.8.0, intel-extension-for-pytorch 2.8.0, transformers 4.51.3, and what bertrain
 imports), also what Intel's extension makes of it: by `ipex.optimize`, and by `ipex.fast_bert` without padding.
 
+For CPUs without AMX: plain PyTorch, the compiled engine and both peers in fp32, with 2 layers (groups 19 and 20).
+
 The ceiling is what torch.mm reaches on the products of a step (all layers and the words, forward and backward, as
 long as the step's real tokens), one after another into memory that is there. Its rate times the step's time are the
 flops it could have done; the step's own flops over those are its share. Our own product of weight gradients is not part
@@ -42,6 +44,7 @@ from typing import Any
 
 HERE = Path(__file__).parent
 VOCABULARY = 30528
+WARM_UP = 4  # rounds that are not counted, in which torch.compile meets the shapes of bins
 Action = Callable[[int], float]
 
 
@@ -99,6 +102,7 @@ def settings_for(case: Case, policy: str = "budget") -> Any:
             ("optimizer.learning_rate", "1e-5"),
             ("train.precision", case.precision),
             ("train.device", "cpu"),
+            ("train.kernels", "compiled" if case.system == "bertrain compiled" else "auto"),
         ],
     )
 
@@ -224,6 +228,7 @@ def products(case: Case, folder: Path) -> tuple[list[Any], Action]:
 
 SYSTEMS = {
     "bertrain": bertrain,
+    "bertrain compiled": bertrain,
     "transformers": transformers,
     "transformers compiled": transformers,
     "ipex": transformers,
@@ -294,7 +299,7 @@ def environment(system: str) -> dict[str, str]:
     from bertrain.ranks.preload import choose
 
     chosen = choose("auto", "auto")
-    if system not in ("bertrain", "products"):
+    if system not in ("bertrain", "bertrain compiled", "products"):
         chosen.pop("MALLOC_CONF", None)  # to keep all that was given back would take memory which it needs
     path = os.pathsep.join([str(HERE.parent), *os.environ.get("PYTHONPATH", "").split(os.pathsep)])
     return {**os.environ, **chosen, "OMP_WAIT_POLICY": "passive", "PYTHONPATH": path}
@@ -350,6 +355,11 @@ def side_by_side(cases: list[Case], folder: Path, limit_s: float, ipex: str) -> 
     """Step by step in turns, so that what else the machine does slows all of them alike."""
     pythons = [ipex if case.system.startswith("ipex") else sys.executable for case in cases]
     servers = [Server(case, folder, python) for case, python in zip(cases, pythons, strict=True)]
+    for _ in range(WARM_UP * any(case.system == "bertrain compiled" for case in cases)):
+        for server in servers:
+            server.step()
+    for server in servers:
+        server.told.clear()
     begin, rounds = time.perf_counter(), 0
     while rounds < 2 or (time.perf_counter() - begin < limit_s and rounds < 40):
         for server in servers:
@@ -374,6 +384,9 @@ def plan(threads: int, layers: int) -> list[list[Case]]:
     groups.append([])
     for length, rows in sizes:
         groups += [group(["bertrain", peer], length, "bf16", rows) for peer in ("ipex fast_bert", "ipex")]
+    for length, rows in sizes:  # few layers, so that all four fit into memory together
+        four = group(["bertrain", "bertrain compiled", *peers], length, "fp32", rows // 4, 512)
+        groups.append([replace(case, layers=min(layers, 2)) for case in four])
     return groups
 
 

@@ -36,7 +36,14 @@ from bertrain.config.settings import Settings
 from bertrain.data.formats.shards import Shards
 from bertrain.model.fused_layer import Recompute
 from bertrain.planning.kernel_limits import MOST_TOKENS
-from bertrain.planning.memory_fit import BUDGET_STEP, Place, is_out_of_memory, largest_budget, room, with_budget
+from bertrain.planning.memory_fit import (
+    BUDGET_STEP,
+    Place,
+    available_memory,
+    is_out_of_memory,
+    largest_budget,
+    with_budget,
+)
 from bertrain.ranks import parallel
 from bertrain.run.metrics import Stopwatch
 from bertrain.training import engine
@@ -113,7 +120,7 @@ def main() -> None:
     workload = natural_lengths()
     with tempfile.TemporaryDirectory() as folder:
         shards = write_examples(workload, Path(folder) / "data")
-        bytes, words = room(DEVICE, 1)
+        bytes, words = available_memory(DEVICE, 1)
         place = Place(shards, 1, engine="fused", on_gpu=True, bytes=bytes, label=words)
         for precision in arguments.precisions:
             plain = settings_for(workload, COMMON_BUDGET, precision)

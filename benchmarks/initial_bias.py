@@ -14,17 +14,17 @@ from __future__ import annotations
 import argparse
 import json
 import platform
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import torch
+from held_out import bertrain, evaluate, prepare, steps_of
 
 from bertrain.base.machine import cpu_name
 
 RESULTS = Path(__file__).parent / "results" / "initial_bias.json"
 BIASES = ("zero", "frequencies")
+WORDS = 8000  # of the vocabulary
 CURVE_STEPS = 50  # of which a point of the curve is the mean
 DEEP = {
     "model.hidden_size": 64, "model.num_layers": 12, "model.num_heads": 2, "model.intermediate_size": 256,
@@ -40,24 +40,6 @@ CASES: dict[str, tuple[str, dict[str, object]]] = {
     "demo": ("bert-demo", {}),
     "demo, random heads": ("bert-demo", {"model.initial_heads": "random"}),
 }  # fmt: skip
-MEASURED = ("mlm_loss", "mlm_accuracy", "hidden_accuracy", "constant_accuracy", "nsp_accuracy")
-
-
-def bertrain(*words: object) -> str:
-    command = [sys.executable, "-m", "bertrain", *map(str, words)]
-    return subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True).stdout
-
-
-def prepare(work: Path, texts: list[Path], held_out: Path) -> None:
-    vocabulary = work / "vocab.txt"
-    common = ("--vocab", vocabulary, "--max-seq-length", 128)
-    if not vocabulary.exists():
-        bertrain("data", "vocab", *texts, "--size", 8000, "--out", vocabulary)
-    if not (work / "data" / "manifest.json").exists():
-        bertrain("data", "prepare", *texts, "--out", work / "data", *common)
-    if not (work / "held-out" / "manifest.json").exists():
-        masks = ("--reference", "--max-predictions", 20, "--masked-lm-prob", 0.15)
-        bertrain("data", "prepare", held_out, "--out", work / "held-out", *common, *masks)
 
 
 def measure(work: Path, case: str, bias: str, seed: int) -> dict[str, Any]:
@@ -68,16 +50,14 @@ def measure(work: Path, case: str, bias: str, seed: int) -> dict[str, Any]:
         options = [word for name, value in given.items() for word in (f"--{name}", value)]
         quiet = ("--log.level", "quiet", "--log.every_steps", 1)
         bertrain("pretrain", recipe, "--data", work / "data", "--run", run, "--seed", seed, *options, *quiet)
-    lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
-    losses = [line["mlm_loss"] for line in lines if line["kind"] == "step"]
+    losses = [step["mlm_loss"] for step in steps_of(run)]
     starts = range(0, len(losses), CURVE_STEPS)
-    metrics = json.loads(bertrain("evaluate", run, "--data", work / "held-out", "--json"))
     return {
         "case": case,
         "bias": bias,
         "seed": seed,
         "steps": len(losses),
-        **{name: metrics[name] for name in MEASURED if name in metrics},
+        **evaluate(run, work),
         "curve": [round(sum(part) / len(part), 4) for part in (losses[at : at + CURVE_STEPS] for at in starts)],
     }
 
@@ -92,7 +72,7 @@ def main() -> None:
     parser.add_argument("--output", type=Path, default=RESULTS)
     options = parser.parse_args()
     options.work.mkdir(parents=True, exist_ok=True)
-    prepare(options.work, options.texts, options.held_out)
+    prepare(options.work, options.texts, options.held_out, WORDS)
     record: dict[str, Any] = {
         "text_bytes": sum(path.stat().st_size for path in options.texts), "curve_steps": CURVE_STEPS,
         "device": torch.cuda.get_device_name() if torch.cuda.is_available() else cpu_name(),

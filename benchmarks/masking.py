@@ -15,25 +15,18 @@ import argparse
 import json
 import platform
 import statistics
-import subprocess
-import sys
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 import torch
+from held_out import bertrain, evaluate, mask_held_out, steps_of
 
 from bertrain.base.machine import cpu_name
 from bertrain.run.folder import Run
 
 RESULTS = Path(__file__).parent / "results" / "masking.json"
 TURNS, TIMED_STEPS = 3, 20
-MEASURED = ("mlm_loss", "mlm_accuracy", "hidden_accuracy", "constant_accuracy", "nsp_accuracy")
-
-
-def bertrain(*words: object) -> str:
-    command = [sys.executable, "-m", "bertrain", *map(str, words)]
-    return subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True).stdout
 
 
 def prepare(work: Path, texts: list[Path], held_out: Path, minutes: float) -> None:
@@ -41,9 +34,7 @@ def prepare(work: Path, texts: list[Path], held_out: Path, minutes: float) -> No
     chosen = work / "chosen"
     if not (chosen / "recipe.toml").exists():
         bertrain("train", *texts, "--out", chosen, "--budget", f"{minutes}m", "--max-steps", 10)
-    if not (work / "held-out" / "manifest.json").exists():
-        masks = ("--reference", "--max-predictions", 20, "--masked-lm-prob", 0.15, "--max-seq-length", 128)
-        bertrain("data", "prepare", held_out, "--vocab", chosen / "vocab.txt", "--out", work / "held-out", *masks)
+    mask_held_out(work, held_out, chosen / "vocab.txt")
 
 
 def settings_of(share: float) -> tuple[object, ...]:
@@ -59,8 +50,7 @@ def step_seconds(work: Path, shares: list[float]) -> dict[float, float]:
             for share in shares:
                 run = work / f"speed-{share}-{turn}"
                 train(work, run, share, TIMED_STEPS, 1)
-                steps = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
-                ends = [step["ended"] for step in steps if step["kind"] == "step"][TIMED_STEPS // 4 :]
+                ends = [step["ended"] for step in steps_of(run)][TIMED_STEPS // 4 :]
                 found[share] += [after - before for before, after in pairwise(ends)]
         kept.write_text(json.dumps([[share, statistics.median(seconds)] for share, seconds in found.items()]))
     return dict(json.loads(kept.read_text()))
@@ -79,12 +69,11 @@ def measure(work: Path, share: float, steps: int, seed: int) -> dict[str, Any]:
     run = work / f"run-{share}-{seed}"
     if not run.exists():
         train(work, run, share, steps, seed)
-    metrics = json.loads(bertrain("evaluate", run, "--data", work / "held-out", "--json"))
     return {
         "share": share,
         "seed": seed,
         "steps": steps,
-        **{name: metrics[name] for name in MEASURED if name in metrics},
+        **evaluate(run, work),
     }
 
 

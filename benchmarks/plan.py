@@ -4,11 +4,9 @@
     python benchmarks/plan.py --tables    # what bertrain would reach, and what costs most, from the committed results
 
 bertrain/mlperf/published.csv has the results with their sources. The model is calibrated on one single-node result of
-each GPU family, marked there: one factor on the time of all computation. `strict` takes the kernels that NVIDIA's
-code launches from its public source (KERNELS). `calibrated` infers their number from one more single-node result,
-Fujitsu's 4 H100 with 224 sequences on each: a step of 96 sequences on each of 8 H100 has more of its time in them.
-Links are as stated by their makers, 80 % of them reached. Nothing is fitted to results of several nodes, and the score
-counts those alone.
+each GPU family, marked there: one factor on the time of all computation. What NVIDIA's code launches, copies and
+computes in attention is read off its public source (KERNELS, COPIED, APEX_HEAD_S). Links are as stated by their makers,
+80 % of them reached. Nothing is fitted to results of several nodes, and the score counts those alone.
 "sequences/s" is samples over the whole run, evaluations and start-up included, as the logs have it; "minutes" adds
 MLPerf's convergence points, or in the open division the run's own samples.
 
@@ -22,6 +20,7 @@ import argparse
 import csv
 import itertools
 import json
+import math
 import statistics
 from dataclasses import replace
 from pathlib import Path
@@ -34,12 +33,21 @@ from bertrain.config.settings import Settings
 from bertrain.planning.convergence import LARGEST, TARGET, mlperf_interval, samples_to_target
 from bertrain.planning.devices import Gpu, Network, find_gpu, find_network
 from bertrain.planning.plan import EVALUATED, START_UP_S, Wish, evaluation_seconds, lengths_of, make_plan
-from bertrain.planning.step_time import HOST_S, LAUNCHES, Cluster, Design, Load, StepTime, count_launches, step_time
+from bertrain.planning.step_time import (
+    HOST_S,
+    LAUNCHES,
+    AttentionKernel,
+    Cluster,
+    Design,
+    Load,
+    StepTime,
+    count_launches,
+    step_time,
+)
 
 HERE = Path(__file__).parent
 JITTER = 0.01
 METRICS = "sequences_per_s", "minutes"
-LAUNCH_ROWS = "NVIDIA dgxh100_ngc23.04", "Fujitsu GX2560M7"
 KERNELS = {
     "fp8": {
         "a layer": {
@@ -93,6 +101,21 @@ Embeddings, heads and update are read to within some 20 %.
 - Update: NVIDIA/apex, apex/contrib/optimizers/distributed_fused_lamb.py. A kernel takes 64 tensors and 320 x 65,536
   numbers at most.
 """
+COPIED = {"gradients": 4.0, "weights": 4.0, "weights in 8 bits": 0.9 * 4.0}
+"""Bytes per parameter that NVIDIA's code reads and writes to copy gradients into one buffer; weights out of one, where
+it sends gradients during the backward pass; and in FP8, weights of layers into 8 bits, as they lie and transposed.
+
+NVIDIA/apex, apex/contrib/optimizers/distributed_fused_lamb.py; te_layers.py."""
+APEX_HEAD_S = 2.95e-3 / math.ceil(64 * 16 / 108)
+"""Seconds of Apex's attention on an A100: both passes with dropout, one head of 64 and 512 tokens on one processor.
+
+- Table 7 of the FlashAttention paper (arXiv 2205.14135): 2.95 ms for 64 sequences of 16 heads, on 108 processors.
+- NVIDIA/apex, apex/contrib/csrc/fmha/src/fmha_fprop_kernel_1xN.h and fmha_dgrad_kernel_1xN_reload.h: one block computes
+  all rows of a head and sequence, 16 at a time, against 512 keys. Its shared memory, 114 kB and more in the backward
+  pass, leaves no room for a second on the same processor. fmha.py: 2 or 3 sequences in all are divided further.
+"""
+CLOCKS = {"a100": 1410, "a100-40": 1410, "h100": 1830}
+"""MHz of the stated peaks. Apex's kernels are compiled for the A100: an H100 gains its clock and processors alone."""
 HOSTS = {
     "": 0.0,
     "graphs": 0.0,
@@ -101,8 +124,7 @@ HOSTS = {
 }
 """Seconds of the host for each of our kernels, by the column `host`."""
 VARIANTS = {
-    "strict": {},
-    "calibrated": {},
+    "predicted": {},
     "all as NVIDIA": {"eager": "nvidia"},
     "all as Transformers": {"nvidia": "eager"},
 }
@@ -137,7 +159,7 @@ def load_of(row: dict[str, str], settings: Settings) -> Load:
         turn, place = np.divmod(np.arange(len(part)), group)
         owner = number * group + np.where(turn % 2, group - 1 - place, place)
         np.add.at(tokens, owner, part)
-        np.add.at(pairs, owner, part**2)
+        np.add.at(pairs, owner, part * (LONGEST if row["precision"] == "fp16" else part))
     if row["layout"] in PACKED:
         tokens[:], pairs[:] = LONGEST * batch / 2 / count, pairs.mean()
     elif row["layout"] == "padded":
@@ -162,6 +184,23 @@ def device_of(row: dict[str, str]) -> tuple[Gpu, Network]:
     return gpu, find_network(row["network"], gpu, int(row["per_node"]))
 
 
+def attention_of(row: dict[str, str], gpu: Gpu) -> AttentionKernel | None:
+    """The attention of NVIDIA's code in fp16, Apex's; in FP8 cuDNN's, which takes as long as bertrain's."""
+    if row["precision"] != "fp16":
+        return None
+    head_s = APEX_HEAD_S * CLOCKS["a100"] / CLOCKS[row["gpu"]]
+    rows = LONGEST / 2 if row["layout"] == "pad_fmha" else LONGEST  # three sequences, each divided in two
+    return AttentionKernel(12 * 64 * LONGEST**2 * gpu.processors / head_s, rows=rows, columns=LONGEST)
+
+
+def copied_bytes(row: dict[str, str]) -> float:
+    """Of each parameter, that NVIDIA's code copies in a step."""
+    if row["layout"] == "samsung" or row["gpu"] in NO_GPUS:
+        return 0.0
+    found = COPIED["gradients"] + (COPIED["weights"] if row["overlaps"] == "yes" else 0.0)
+    return found + (COPIED["weights in 8 bits"] if row["precision"] == "fp8" else 0.0)
+
+
 def counted_launches(row: dict[str, str], base: Settings) -> float:
     """Kernels of a row's code outside of the update, over bertrain's: those of KERNELS; 1 for code that was not read.
 
@@ -174,10 +213,8 @@ def counted_launches(row: dict[str, str], base: Settings) -> float:
     return (base.model.num_layers * layer + rest - LAUNCHES[2]) / count_launches(base)
 
 
-def predict(row: dict[str, str], base: Settings, slowdown: float, launches: float | None) -> dict[str, Any]:
-    """Step time, sequences/s of the whole run, and minutes to the target. `launches` None: as counted."""
-    if launches is None:
-        launches = counted_launches(row, base)
+def predict(row: dict[str, str], base: Settings, slowdown: float) -> dict[str, Any]:
+    """Step time, sequences/s of the whole run, and minutes to the target."""
     precision: Any = row["precision"]
     settings = replace(base, train=replace(base.train, precision=precision))
     gpu, network = device_of(row)
@@ -190,9 +227,11 @@ def predict(row: dict[str, str], base: Settings, slowdown: float, launches: floa
         overlaps=row["overlaps"] == "yes",
         sharded="no" if is_ddp else "node",
         weight_bytes=2,
+        copied_bytes=copied_bytes(row),
         is_fused=False,
-        launches=launches if row["gpu"] not in NO_GPUS else 1.0,
+        launches=counted_launches(row, base),
         host_s=HOSTS[row["host"]],
+        attention=attention_of(row, gpu),
     )
     step: StepTime = step_time(settings, [load_of(row, settings)], cluster, design, jitter=JITTER)
     batch = int(row["batch"])
@@ -212,24 +251,14 @@ def predict(row: dict[str, str], base: Settings, slowdown: float, launches: floa
     }
 
 
-def calibrate(row: dict[str, str], base: Settings, launches: float | None) -> float:
+def calibrate(row: dict[str, str], base: Settings) -> float:
     """The slowdown at which the predicted sequences/s are the published ones."""
     low, high = 0.2, 20.0
     for _ in range(20):
         middle = (low * high) ** 0.5
-        is_too_fast = predict(row, base, middle, launches)["sequences_per_s"] > float(row["sequences_per_s"])
+        is_too_fast = predict(row, base, middle)["sequences_per_s"] > float(row["sequences_per_s"])
         low, high = (middle, high) if is_too_fast else (low, middle)
     return (low * high) ** 0.5
-
-
-def infer_launches(eight: dict[str, str], four: dict[str, str], base: Settings) -> float:
-    """Kernels of NVIDIA's code over bertrain's: with them, the slowdown of `eight` GPUs is right for `four` too."""
-    low, high = 0.5, 8.0
-    for _ in range(20):
-        middle = (low + high) / 2
-        found = predict(four, base, calibrate(eight, base, middle), middle)["sequences_per_s"]
-        low, high = (middle, high) if found < float(four["sequences_per_s"]) else (low, middle)
-    return (low + high) / 2
 
 
 def error_of(row: dict[str, str], predicted: dict[str, Any], name: str) -> float | None:
@@ -340,15 +369,12 @@ def own_tables(rows: list[dict[str, Any]]) -> str:
     return "\n".join([*reached, "", *costly])
 
 
-def predict_all(
-    published: list[dict[str, str]], base: Settings, launches: float | None, hosts: dict[str, str]
-) -> dict[str, Any]:
-    """All results with so many kernels of NVIDIA's code, None: as counted, some with another host, and their scores."""
+def predict_all(published: list[dict[str, str]], base: Settings, hosts: dict[str, str]) -> dict[str, Any]:
+    """All results, some with another host, and their scores."""
     known = [row | {"host": hosts.get(row["host"], row["host"])} for row in published]
-    slowdowns = {row["gpu"]: calibrate(row, base, launches) for row in known if row["role"] == "calibration"}
-    rows = [describe(row, predict(row, base, slowdowns.get(row["gpu"], slowdowns["a100"]), launches)) for row in known]
-    scores = {metric: score(rows, metric) for metric in METRICS}
-    return {"launches": launches, "slowdown": slowdowns, "score": scores, "rows": rows}
+    slowdowns = {row["gpu"]: calibrate(row, base) for row in known if row["role"] == "calibration"}
+    rows = [describe(row, predict(row, base, slowdowns.get(row["gpu"], slowdowns["a100"]))) for row in known]
+    return {"slowdown": slowdowns, "score": {metric: score(rows, metric) for metric in METRICS}, "rows": rows}
 
 
 def main() -> None:
@@ -362,13 +388,11 @@ def main() -> None:
     base = resolve("mlperf-nvidia-1x8x48-packed", [])
     with open(HERE.parent / "bertrain/mlperf/published.csv") as file:
         published = [row for row in csv.DictReader(file) if row["role"] != "not planned"]
-    eight, four = (next(row for row in published if row["system"] == name) for name in LAUNCH_ROWS)
-    launches, found = infer_launches(eight, four, base), dict[str, Any]()
-    for name, hosts in VARIANTS.items():
-        found[name] = predict_all(published, base, None if name == "strict" else launches, hosts)
-        rows = found[name]["rows"] if name in ("strict", "calibrated") else found[name].pop("rows")
-        print(name, json.dumps(found[name] | {"rows": len(rows)}, indent=1))
-    print(table(found["calibrated"]["rows"]))
+    found = {name: predict_all(published, base, hosts) for name, hosts in VARIANTS.items()}
+    print(table(found["predicted"]["rows"]))
+    for name, one in found.items():
+        rows = one["rows"] if name == "predicted" else one.pop("rows")
+        print(name, json.dumps(one | {"rows": len(rows)}, indent=1))
     found["bertrain"] = {"rows": predict_ours()}
     print(own_tables(found["bertrain"]["rows"]))
     if arguments.output:

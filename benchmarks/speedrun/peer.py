@@ -14,6 +14,7 @@ or saved: an untrained one would spoil all pairs. With `--glue`, bertrain fine-t
 from __future__ import annotations
 
 import argparse
+import os
 import subprocess
 import tempfile
 import time
@@ -34,7 +35,9 @@ ROW, MASKED, WARM_UP = 128, 0.15, 0.05
 HELD_OUT_ROWS = 256  # at once
 SPECIAL = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
 IGNORED = -100
-BEGAN = time.perf_counter()
+SINCE_BOOT = int(Path("/proc/self/stat").read_text().rpartition(")")[2].split()[19]) / os.sysconf("SC_CLK_TCK")
+BEGAN = time.perf_counter() - (time.clock_gettime(time.CLOCK_BOOTTIME) - SINCE_BOOT)
+"""When this process was started: imports count, by the rules."""
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 
 

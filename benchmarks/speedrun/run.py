@@ -43,6 +43,7 @@ FINE_TUNING = {
 }  # fmt: skip
 """The same for every model; SST-2, with nine times the rows of the next task, gets three epochs of batches of 32."""
 LONG = {"train.epochs": "3", "batch.sequences": "32"}
+MNLI_ROWS = 10_000
 POINTS = 120  # of a curve
 
 
@@ -59,9 +60,9 @@ def printed_json(command: list[str]) -> Any:
 
 def pretrain(run: Path, data: Path, request: list[str], stop_after: float | None) -> bool:
     """Train, or continue the training, and whether it came to its end; notes the time of every start beside the run."""
-    command = bertrain("pretrain", *request, "--data", data, "--run", run)
-    with starts_file(run).open("a") as file:
-        print(time.time(), file=file)
+    command, starts = bertrain("pretrain", *request, "--data", data, "--run", run), starts_file(run)
+    before = starts.read_text() if starts.exists() else ""
+    starts.write_text(f"{before}{time.time()}\n")
     process = subprocess.Popen(command)
     try:
         code = process.wait(stop_after)
@@ -69,6 +70,7 @@ def pretrain(run: Path, data: Path, request: list[str], stop_after: float | None
         process.terminate()
         code = process.wait()
     if code not in (0, EXIT_REQUEUE):
+        starts.write_text(before)  # it has trained nothing
         raise SystemExit(f"{' '.join(command)} ended with code {code}")
     return code == 0
 
@@ -81,23 +83,29 @@ def measured(run: Path) -> dict[str, Any]:
     """What the run folder says of the training."""
     records = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
     steps = [record for record in records if record["kind"] == "step"]
-    evaluating = sum(record.get("seconds", 0.0) for record in records if record["kind"] == "evaluation")
+    evaluations = [record for record in records if record["kind"] == "evaluation"]
+    *_, end = (record for record in records if record["kind"] == "end")
+    each = (end["evaluation_seconds"] or 0.0) / max(1, len(evaluations))
     starts = [float(line) for line in starts_file(run).read_text().split()]
     ends = [max(step["ended"] for step in steps if step["ended"] < limit) for limit in [*starts[1:], math.inf]]
     pauses = [start - end for start, end in zip(starts[1:], ends[:-1], strict=True)]
 
-    def clock(ended: float) -> float:
-        paused = sum(pause for pause, start in zip(pauses, starts[1:], strict=True) if start < ended)
-        return round(ended - starts[0] - paused, 1)
+    def clock(step: dict[str, Any]) -> float:
+        paused = sum(pause for pause, start in zip(pauses, starts[1:], strict=True) if start < step["ended"])
+        evaluated = each * sum(evaluation["step"] < step["step"] for evaluation in evaluations)
+        return round(step["ended"] - starts[0] - paused - evaluated, 1)
 
-    stride = max(1, len(steps) // POINTS)
+    stride, ended = max(1, len(steps) // POINTS), {step["step"]: clock(step) for step in steps}
     return {
-        "seconds": round(clock(steps[-1]["ended"]) - evaluating, 1),
-        "start_up_s": clock(steps[0]["ended"]),
+        "seconds": clock(steps[-1]),
+        "start_up_s": clock(steps[0]),
         "starts": len(starts),
         "steps": steps[-1]["step"],
         "tokens": sum(step["tokens"] for step in steps),
-        "curve": [[clock(step["ended"]), round(step["mlm_loss"], 3)] for step in steps[stride - 1 :: stride]],
+        "curve": [[clock(one), round(one["mlm_loss"], 3)] for one in steps[stride - 1 :: stride] if one["mlm_loss"]],
+        "evaluations": [
+            [ended.get(one["step"], 0.0), round(one["mlm_loss"], 4)] for one in evaluations if one["mlm_loss"]
+        ],
     }
 
 
@@ -122,6 +130,17 @@ def fine_tune_all(weights: Path, glue: Path, folder: Path) -> dict[str, list[flo
         return dict(zip(TASKS, pool.map(scores, TASKS), strict=True))
 
 
+def check_glue(folder: Path) -> None:
+    """Refuse a folder without the tasks, or with more of MNLI than the rules allow, before any training."""
+    found = next(iter(sorted((folder / "MNLI").glob("train*.tsv"))), None)
+    if found is None:
+        raise SystemExit(f"{folder} has no MNLI/train*.tsv; README.md says what belongs there")
+    with found.open(encoding="utf-8") as lines:
+        rows = sum(1 for _ in lines) - 1
+    if rows > MNLI_ROWS:
+        raise SystemExit(f"{found} has {rows:,} rows; the rules allow {MNLI_ROWS:,}")
+
+
 def new_record(name: str, request: list[str]) -> dict[str, Any]:
     gpu = torch.cuda.get_device_name() if torch.cuda.is_available() else "none"
     when = time.strftime("%Y-%m-%d")
@@ -144,6 +163,10 @@ def main() -> None:
     parser.add_argument("--folder", type=Path)
     parser.add_argument("--stop-after", type=float)
     options, request = parser.parse_known_args()
+    if options.stop_after and not options.folder:
+        parser.error("--stop-after needs --folder, where the run goes on")
+    if options.glue:
+        check_glue(options.glue)
     record = new_record(options.name, [word for word in request if word != "--"])
     with tempfile.TemporaryDirectory() as temporary:
         folder = options.folder or Path(temporary)
