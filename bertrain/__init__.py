@@ -1,6 +1,6 @@
 """bertrain: text to training data, pre-training, fine-tuning, evaluation and weights, on a CPU, a GPU or many.
 
-The main verbs of the command line are functions here, for notebooks and scripts:
+The main commands of the command line are functions here, for notebooks and scripts:
 
     import bertrain
     bertrain.prepare("articles.txt", "data", max_seq_length=128)

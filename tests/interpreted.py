@@ -2,9 +2,9 @@
 
     TRITON_INTERPRET=1 python -m tests.interpreted
 
-prints what each of CASES measures, as JSON, or those whose names have a word that follows on the command line;
-`tests/numerics/test_kernels_interpreted.py` checks it. Triton decides when it is imported whether kernels are compiled
-or interpreted, hence a process of its own.
+prints what each of CASES measures, as JSON, or those whose names have a word that follows on the command line; those of
+LONG are left out, and `--long` measures them alone. `tests/numerics/test_kernels_interpreted.py` checks it. Triton
+decides when it is imported whether kernels are compiled or interpreted, hence a process of its own.
 
 What the interpreter cannot do is left to tests/gpu: bf16 through tensor descriptors, and rounding to 8 bits (it
 drops the carry out of the mantissa), so that 8-bit cases here use values which need no rounding.
@@ -49,13 +49,18 @@ NO_DROPOUT = Dropout(0.0, SEED, 0)
 FLOAT32 = 2e-6
 MODERN = {"model__family": "modern", "model__local_window": 6, "model__global_every": 2}
 CASES: dict[str, tuple[Callable[[], float], float]] = {}
+LONG: set[str] = set()
+"""Cases that take many seconds, of what others check with another head or family."""
 
 
-def case(name: str, bound: float, *arguments: object) -> Callable[[Callable[..., float]], Callable[..., float]]:
+def case(
+    name: str, bound: float, *arguments: object, is_long: bool = False
+) -> Callable[[Callable[..., float]], Callable[..., float]]:
     """Have a function measured with these arguments, against an inclusive bound; 0 says that it must hold exactly."""
 
     def add(function: Callable[..., float]) -> Callable[..., float]:
         CASES[name] = (lambda: function(*arguments)), bound
+        LONG.update({name} if is_long else ())
         return function
 
     return add
@@ -429,21 +434,29 @@ def many_rows_a_program() -> Iterator[None]:
 
 
 @case("whole model", 3e-5, {"model__pad_vocab_to": 8, "model__num_segments": 3, "model__num_layers": 2}, True)
-@case("whole model of one layer, no next sentences", 3e-5, {"model__nsp": False}, False)
-@case("whole model of one segment", 3e-5, {"model__nsp": False, "model__num_segments": 1}, True)
+@case("whole model of one layer, no next sentences", 3e-5, {"model__nsp": False}, False, is_long=True)
+@case("whole model of one segment", 3e-5, {"model__nsp": False, "model__num_segments": 1}, True, is_long=True)
 @case("whole model that classifies", 3e-5, {"model__head": "classify", "model__num_labels": 3}, True)
-@case("whole model of several weighted labels", 3e-5, {"model__head": "multilabel", "model__num_labels": 5}, True)
-@case("whole model that regresses", 3e-5, {"model__head": "regress"}, False)
-@case("whole model that finds spans", 3e-5, {"model__head": "span"}, True)
-@case("whole model that labels words", 3e-5, {"model__head": "tag", "model__num_labels": 3}, True)
+@case(
+    "whole model of several weighted labels",
+    3e-5,
+    {"model__head": "multilabel", "model__num_labels": 5},
+    True,
+    is_long=True,
+)
+@case("whole model that regresses", 3e-5, {"model__head": "regress"}, False, is_long=True)
+@case("whole model that finds spans", 3e-5, {"model__head": "span"}, True, is_long=True)
+@case("whole model that labels words", 3e-5, {"model__head": "tag", "model__num_labels": 3}, True, is_long=True)
 @case("whole model that embeds by mean", 3e-5, {"model__head": "embed"}, True)
-@case("whole model that embeds by maximum", 3e-5, {"model__head": "embed", "model__pooling": "max"}, False)
-@case("whole model that embeds by [CLS]", 3e-5, {"model__head": "embed", "model__pooling": "cls"}, True)
+@case(
+    "whole model that embeds by maximum", 3e-5, {"model__head": "embed", "model__pooling": "max"}, False, is_long=True
+)
+@case("whole model that embeds by [CLS]", 3e-5, {"model__head": "embed", "model__pooling": "cls"}, True, is_long=True)
 @case("whole modern model", 3e-5, MODERN | {"model__pad_vocab_to": 8, "model__num_layers": 3}, True)
-@case("whole modern model of one layer", 3e-5, MODERN, False)
-@case("whole modern model that embeds by mean", 3e-5, MODERN | {"model__head": "embed"}, True)
+@case("whole modern model of one layer", 3e-5, MODERN, False, is_long=True)
+@case("whole modern model that embeds by mean", 3e-5, MODERN | {"model__head": "embed"}, True, is_long=True)
 def whole(overrides: dict[str, object], accumulates: bool) -> float:
-    """Sequences of lengths 1 to the longest, junk, and empty slots; more positions than any sequence has."""
+    """Sequences of lengths 1 to the longest, padding, and empty slots; more positions than any sequence has."""
     settings = helpers.tiny_settings(
         model__vocab_size=50, model__hidden_size=32, model__num_heads=2, model__intermediate_size=48,
         model__max_positions=14, data__max_seq_length=12, data__max_predictions=5,
@@ -475,7 +488,7 @@ def whole(overrides: dict[str, object], accumulates: bool) -> float:
 
 
 @case("whole model in 8 bits", 0.35, {})
-@case("whole modern model in 8 bits", 0.35, MODERN)
+@case("whole modern model in 8 bits", 0.35, MODERN, is_long=True)
 def whole_in_eight_bits(family: dict[str, object]) -> float:
     """8 bits throughout, the first layer's input apart; the interpreter rounds to them more coarsely than a GPU."""
     settings = helpers.tiny_settings(
@@ -510,7 +523,7 @@ def self_tested() -> float:
 
 
 @case("layers computed again", 0, {"model__num_layers": 2})
-@case("modern layers computed again", 0, MODERN | {"model__num_layers": 3})
+@case("modern layers computed again", 0, MODERN | {"model__num_layers": 3}, is_long=True)
 def recomputed(family: dict[str, object]) -> float:
     """Keeping less of a pass changes nothing, with dropout on."""
     settings = helpers.tiny_settings(
@@ -567,8 +580,9 @@ def main() -> None:
     # Fresh memory is filled with NaN under this switch: whatever reads a row that was never written shows it.
     torch.use_deterministic_algorithms(True)
     figures = {}
+    words = [word for word in sys.argv[1:] if word != "--long"]
     for number, (name, (measure, _)) in enumerate(CASES.items()):
-        if not any(part in name for part in sys.argv[1:] or [""]):
+        if (name in LONG) != ("--long" in sys.argv) or not any(part in name for part in words or [""]):
             continue
         torch.manual_seed(number)
         begin = time.perf_counter()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import io
 import json
+import os
 import random
 import sys
 from dataclasses import dataclass
@@ -158,12 +159,17 @@ class Ended:
     err: str
 
 
-def command_line(*words: object, check: bool = True) -> Ended:
-    """`bertrain ...` in this process."""
-    out, err = io.StringIO(), io.StringIO()
+def command_line(*words: object, check: bool = True, as_on_terminal: bool = False) -> Ended:
+    """`bertrain ...` in this process, which has torch loaded; what ranks print is not in `out`.
+
+    As on a terminal, `out` and `err` both hold all lines in the order in which they were printed.
+    """
+    out = io.StringIO()
+    err = out if as_on_terminal else io.StringIO()
     code: Any = None
     with (
         mock.patch.object(sys, "argv", ["bertrain", *map(str, words)]),
+        mock.patch.dict(os.environ),
         contextlib.redirect_stdout(out),
         contextlib.redirect_stderr(err),
     ):

@@ -26,7 +26,7 @@ def vanishing(settings: ModelSettings) -> set[str]:
 def random_batch(
     lengths: list[int], num_tokens: int, num_slots: int, num_predictions: int, max_seqlen: int, vocab_size: int
 ) -> Batch:
-    """A bin of sequences of these lengths, junk up to `num_tokens`, and slots that stay empty."""
+    """A bin of sequences of these lengths, padding up to `num_tokens`, and slots that stay empty."""
     ends = list(np.cumsum([0, *lengths]))
     while ends[-1] < num_tokens:
         ends.append(min(num_tokens, ends[-1] + max_seqlen))
@@ -85,6 +85,13 @@ def with_answers(batch: Batch, head: str, num_labels: int, hidden_size: int = 0,
     return replace(batch, answers=answers, answer_weights=weights)
 
 
+def with_replaced_words(batch: Batch) -> Batch:
+    """The same bin, some of whose tokens are said to be replaced; others, padding among them, are not asked about."""
+    is_real = batch.is_real.repeat_interleave(batch.cu_seqlens.diff())
+    drawn = torch.randint(0, 10, is_real.shape)
+    return replace(batch, replaced=torch.where(is_real & (drawn < 8), (drawn < 2).long(), IGNORED))
+
+
 class BothWays:
     """A model computed by bert.py or modern.py under autograd in float32, and by hand on the same weights and bin."""
 
@@ -114,7 +121,10 @@ class BothWays:
         outputs = model.eval()(batch)
         self.expected_outputs = outputs
         sums = sums_of(outputs, batch, model.settings.head)
-        (sums.mlm_loss / batch.num_predictions + sums.sequence_loss / batch.num_sequences).backward()
+        loss = sums.mlm_loss / batch.num_predictions + sums.sequence_loss / batch.num_sequences
+        if sums.rtd_loss is not None:
+            loss = loss + model.settings.rtd * sums.rtd_loss / batch.num_tokens
+        loss.backward()
         gradients = self.arena.named(self.arena.gradients.clone())
         return sums.pack(), gradients
 
@@ -125,7 +135,10 @@ class BothWays:
             torch.tensor([1 / count], device=device) for count in (self.batch.num_predictions, self.batch.num_sequences)
         )
         seeded = torch.tensor([seed], device=device)
-        work = self.fused.forward_backward(self.batch, seeded, word_scale, sequence_scale, accumulate)
+        token_scale = torch.tensor([self.fused.settings.rtd / self.batch.num_tokens], device=device)
+        work = self.fused.forward_backward(
+            self.batch, seeded, word_scale, sequence_scale, accumulate, token_scale=token_scale
+        )
         try:
             next(work)
         except StopIteration as end:
@@ -149,13 +162,14 @@ class BothWays:
 
     def sums_error(self, sums: Tensor) -> float:
         """The largest relative error of the losses; what `embed` adds up cancels, so it is measured by its terms."""
-        size = self.expected_sums[:2].abs()
+        losses = [0, 1, 4]  # of words, sequences and replaced tokens
+        size = self.expected_sums[losses].abs()
         if self.fused.settings.head == "embed":
             assert self.expected_outputs.answers is not None
             assert self.batch.answers is not None
             terms = self.expected_outputs.answers.detach() * self.batch.answers
             size = size.clamp(min=float(terms[self.batch.is_real].norm()))
-        difference = (sums[:2] - self.expected_sums[:2]).abs()
+        difference = (sums[losses] - self.expected_sums[losses]).abs()
         return float(torch.where(difference == 0, 0.0, difference / size).max())
 
     def output_error(self) -> float:

@@ -1,1 +1,1 @@
-"""Errors, files, seeds, units, console, logs and facts about the machine. Every room may use it; it uses none."""
+"""Errors, files, seeds, units, console, logs and facts about the machine. Every subpackage may use it; it uses none."""

@@ -11,6 +11,7 @@ from pathlib import Path
 
 from bertrain.base import hardware
 from bertrain.base.extras import EXTRAS, is_installed
+from bertrain.base.files import existing_parent
 from bertrain.base.formatting import GIB, counted
 from bertrain.base.machine import cpu_flags, cpu_name, free_memory, read_or_empty, total_memory
 
@@ -90,9 +91,9 @@ def _memory() -> Finding:
 
 
 def _disk(folder: Path) -> Finding:
-    existing = next(path for path in (folder.resolve(), *folder.resolve().parents) if path.exists())
+    existing = existing_parent(folder.resolve())
     free = shutil.disk_usage(existing).free / GIB
-    enough = f"a BERT-Large checkpoint takes 4 GiB, and checkpoint.keep is 3: {free / 12:.0f} such runs fit"
+    enough = f"a BERT-Large checkpoint takes 4 GiB, and checkpoint.keep is 3: {int(free // 12)} such runs fit"
     return Finding("disk", f"{free:.1f} GiB free at {existing}", "ok" if free > 12 else "note", enough)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import hashlib
 import json
@@ -9,9 +10,11 @@ import os
 import re
 import shutil
 import signal
+import stat
+import tempfile
 import threading
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any, TextIO
 
@@ -22,6 +25,35 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 _SURROGATES = re.compile("[\ud800-\udfff]")
+HUB_PREFIX = "hub:"  # of weights that are downloaded from the Hugging Face hub by name
+
+
+def absolute(source: str | Path) -> str:
+    """A path made absolute; a name of the hub as it is, and nothing as nothing."""
+    return str(source if not str(source) or str(source).startswith(HUB_PREFIX) else Path(source).resolve())
+
+
+def existing_parent(path: Path) -> Path:
+    """The path itself, or the closest folder above it that exists."""
+    return next(place for place in (path, *path.parents) if place.exists())
+
+
+def cache_folder() -> Path:
+    """The folder for what is computed once for each user: XDG_CACHE_HOME or ~/.cache, else a private temporary one.
+
+    It holds libraries that are loaded, so a temporary folder that others could have made or can write raises OSError.
+    """
+    with suppress(OSError, RuntimeError):  # RuntimeError: a user without a home
+        folder = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "bertrain"
+        folder.mkdir(parents=True, exist_ok=True)
+        if is_writable(folder):
+            return folder
+    folder = Path(tempfile.gettempdir()) / f"bertrain-{os.getuid()}"
+    folder.mkdir(mode=0o700, exist_ok=True)
+    found = folder.lstat()
+    if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.getuid() or found.st_mode & 0o077:
+        raise PermissionError(errno.EPERM, "others can write there", str(folder))
+    return folder
 
 
 def write_atomically(path: Path, text: str) -> None:

@@ -1,1 +1,1 @@
-"""The command line: one verb per function."""
+"""The command line: one command per function."""

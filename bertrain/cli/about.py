@@ -1,4 +1,4 @@
-"""The verbs that describe recipes, settings and this machine."""
+"""The commands that describe recipes, settings and this machine."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The verbs of `bertrain data`."""
+"""The commands of `bertrain data`."""
 
 from __future__ import annotations
 
@@ -235,6 +235,8 @@ def data_prepare(
         found = make(scheduler=scheduler, dry_run=True)
         if not dry_run:
             options.start_ranks(1, runs=[out], data=inputs)
+        if printed_json({name: found[name] for name in ("files", "units")}, as_json):
+            return
         print(f"{counted(found['files'], 'file')}, {counted(found['units'], 'unit')} of work; nothing was written")
         return
     with dask_scheduler(engine, scheduler) as address:
@@ -248,7 +250,7 @@ def data_prepare(
     files = counted(len(manifest["files"]), "file")
     print(f"{out}: {manifest['rows']:,} examples, {mean:.1f} tokens each, in {files}")
     _print_losses(manifest["preparation"], max_seq_length)
-    if lower_case is None and vocab is not None:
+    if lower_case is None and vocab is not None and (out / "vocab.txt").is_file():  # a tokenizer.json has its own rule
         kept = "were folded: the vocabulary has neither" if manifest["vocabulary"]["lower_case"] else "were kept"
         print(f"case and accents {kept}; --lower-case or --cased overrides it")
     nsp = " --model.nsp false" if full_sentences else ""

@@ -1,4 +1,4 @@
-"""The verbs of `bertrain launch`."""
+"""The commands of `bertrain launch`."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import inspect
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -46,7 +47,7 @@ def _launch(
     ] = None,
     **resources: Any,
 ) -> None:
-    """Let the verb behind `--` check itself, then submit it as a job; `resources` are fields of JobSpec."""
+    """Let the command behind `--` check itself, then submit it as a job; `resources` are fields of JobSpec."""
     words = context.args
     if "--" not in sys.argv or not words:
         form = f"bertrain launch {launcher} [OPTIONS] -- pretrain bert-tiny --data data --run runs/tiny"
@@ -60,24 +61,30 @@ def _launch(
         raise UserError("conflicting-options", f"--gpu {gpu} needs --gpus-per-node; give it, or leave --gpu out")
     submission = Submission(placement, job, repeats, dry_run, find_gpu(gpu) if gpu else None)
     root = context.find_root()
-    verb: Any = root.command
+    command: Any = root.command
     rest = list(words)
-    while hasattr(verb, "commands"):
-        _, verb, rest = verb.resolve_command(root, rest)
-    if {"nproc", "engine"} & {parameter.name for parameter in verb.params}:  # it knows ranks
+    while hasattr(command, "commands"):
+        if not rest:
+            raise UserError(
+                "missing-command", f"`bertrain {' '.join(words)}` needs a command: {', '.join(command.commands)}"
+            )
+        _, command, rest = command.resolve_command(root, rest)
+    if {"nproc", "engine"} & {parameter.name for parameter in command.params}:  # it knows ranks
         sys.argv[1:] = words
         with options.launching(submission):
             root.command.main(words, prog_name="bertrain", standalone_mode=False)
         return
     if placement.world > 1:
-        raise UserError("one-process-verb", f"`bertrain {verb.name}` runs in one process; launch it as a single rank")
-    verb.make_context(verb.name, rest)  # refuses wrong options
+        raise UserError(
+            "one-process-command", f"`bertrain {command.name}` runs in one process; launch it as a single rank"
+        )
+    command.make_context(command.name, rest)  # refuses wrong options
     submission.submit([words], [], 0, None, [])
 
 
 @dataclass(frozen=True)
 class Submission:
-    """A job in the making, which the verb completes."""
+    """A job in the making, which the command completes."""
 
     placement: Placement
     folder: Path | None
@@ -91,9 +98,9 @@ class Submission:
 
     def submit(
         self, commands: Sequence[Sequence[str]], folders: Sequence[Path], restarts: int, settings: Settings | None,
-        data: Sequence[Path],
+        data: Sequence[Path], before: Callable[[], None] = lambda: None,
     ) -> None:  # fmt: skip
-        """Write the job folder and submit the job, or print its script."""
+        """Write the job folder and submit the job, or print its script; `before` may set variables for its ranks."""
         from bertrain.launch.scripts import job_script
         from bertrain.launch.submit import submit_job
 
@@ -101,11 +108,14 @@ class Submission:
         tasks = [Task(command=tuple(words), folder=folder) for words, folder in zip(commands, own, strict=False)]
         if self.repeats > 1:
             tasks = repeat_task(tasks, self.repeats, settings)
-        job = make_job(self.placement, tasks, data=data, restarts=restarts, folder=self.folder)
+        make = partial(make_job, self.placement, tasks, data=data, restarts=restarts, folder=self.folder)
+        job = make()
         time = self.predict(commands[0], settings, data)
         if self.dry_run:
             print("\n".join([job_script(job), *(f"# {line}" for line in time)]))
             return
+        before()
+        job = make()
         what = counted(job.world, "rank") + (f", {len(tasks)} tasks" if len(tasks) > 1 else "")
         print(f"job {job.folder}: {what}; follow it with `bertrain launch logs {job.folder}`", flush=True)
         if self.gpu is not None:
@@ -138,7 +148,7 @@ class Submission:
 
 def repeat_task(tasks: Sequence[Task], repeats: int, settings: Settings | None) -> list[Task]:
     """The same run several times, each with its own folder and seed."""
-    (task, *others), words = tasks, list(tasks[0].command)
+    (task, *others), words = tasks, [part for word in tasks[0].command for part in _parts(word)]
     named = [word for word in words if word in options.RUN_OPTIONS]
     if others or settings is None or not task.folder or not named:
         raise UserError("cannot-repeat", "--repeats needs a command with --run RUN; leave --repeats out")
@@ -151,6 +161,12 @@ def repeat_task(tasks: Sequence[Task], repeats: int, settings: Settings | None) 
         return Task(command=(*words, *seeds), folder=words[place])
 
     return [again(number) for number in range(1, repeats + 1)]
+
+
+def _parts(word: str) -> list[str]:
+    """--name=value as two words."""
+    name, equals, value = word.partition("=")
+    return [name, value] if word.startswith("--") and equals else [word]
 
 
 def _resources(
@@ -179,11 +195,11 @@ def _network(
 
 
 def _launcher(launcher: Launcher) -> Callable[[Callable[..., None]], Callable[..., None]]:
-    """Make a verb of a function that only declares its launcher's own options: it takes the common ones too."""
+    """Make a command of a function that only declares its launcher's own options: it takes the common ones too."""
 
     def decorate(own_options: Callable[..., None]) -> Callable[..., None]:
         @functools.wraps(own_options)
-        def verb(**arguments: Any) -> None:
+        def command(**arguments: Any) -> None:
             _launch(launcher=launcher, **arguments)
 
         parameters: list[inspect.Parameter] = []
@@ -191,9 +207,9 @@ def _launcher(launcher: Launcher) -> Callable[[Callable[..., None]], Callable[..
         for declaration in declarations[: 3 if launcher == "local" else 4]:
             declared = inspect.signature(declaration, eval_str=True).parameters.values()
             parameters += [one for one in declared if one.name not in ("launcher", "resources")]
-        usage = "[OPTIONS] -- VERB [OPTIONS OF THE VERB]"
+        usage = "[OPTIONS] -- COMMAND [OPTIONS OF THE COMMAND]"
         return app.command(launcher, context_settings={"allow_extra_args": True}, options_metavar=usage)(
-            options.with_parameters(verb, parameters)
+            options.with_parameters(command, parameters)
         )
 
     return decorate

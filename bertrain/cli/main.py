@@ -1,6 +1,7 @@
-"""The command line: joins the verbs of this folder, and turns errors into exit codes.
+"""The command line: joins the commands of this folder, and turns errors into exit codes.
 
-Each verb calls one Python function. Nothing heavy is imported before a verb needs it, so that --help answers at once.
+Each command calls one Python function. Nothing heavy is imported before a command needs it, so that --help answers at
+once.
 """
 
 from __future__ import annotations
@@ -32,19 +33,20 @@ CONTINUES = {
     "mlperf",
     "embed",
     "sweep",
-}  # verbs that keep what they have done when they are interrupted
+    "finetune",
+}  # commands that keep what they have done when they are interrupted
 NO_MEMORY = ("failed to map segment", "cannot allocate memory", "can't start new thread", "bad_alloc")
 UsageError: Any = typer.BadParameter.__base__  # click's class, which typer does not export in every version
 
 app = new_app(
-    help="Train BERT: data, pre-training, fine-tuning, evaluation, weights. `bertrain help VERB` explains a verb.",
+    help="Train BERT: data, pre-training, fine-tuning, evaluation, weights. `bertrain help COMMAND` explains one.",
     no_args_is_help=True,
     context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 1000},  # that of the terminal
     pretty_exceptions_enable=False,
 )
 app.add_typer(pipeline_app)
-for verbs in (train, tasks, serve, reports, about, data, weights, mlperf, plan, profile, launch):
-    app.add_typer(verbs.app)
+for commands in (train, tasks, serve, reports, about, data, weights, mlperf, plan, profile, launch):
+    app.add_typer(commands.app)
 
 
 @app.callback(invoke_without_command=True)
@@ -85,7 +87,7 @@ def _run() -> None:
         if (system := platform.system()) != "Linux":
             raise errors.UserError("unsupported-system", f"bertrain runs on Linux (also in WSL), not on {system}")
         _check_names(words)
-        code = _call_verb(words)
+        code = _call_command(words)
     except errors.UserError as error:
         is_reported_here = not isinstance(error, errors.AgreedError) or is_first_rank()
         if is_reported_here and not isinstance(error, errors.ReportedElsewhereError):
@@ -105,8 +107,8 @@ def _run() -> None:
         code = errors.EXIT_INTERRUPTED
     if code == errors.EXIT_INTERRUPTED:  # typer catches the interrupt in some versions
         is_kept = CONTINUES & set(sys.argv[1:3])
-        what = "the same command continues where it stopped" if is_kept else "nothing was written"
-        print(f"bertrain: interrupted; {what}", file=sys.stderr)
+        what = "; the same command continues where it stopped" if is_kept else ""
+        print(f"bertrain: interrupted{what}", file=sys.stderr)
         raise SystemExit(errors.EXIT_INTERRUPTED)
     raise SystemExit(code)
 
@@ -141,20 +143,20 @@ def _as_user_error(error: Exception) -> errors.UserError | None:
     return None
 
 
-def _call_verb(words: list[str]) -> Any:
+def _call_command(words: list[str]) -> Any:
     try:
         return app(prog_name="bertrain", standalone_mode=False)
     except UsageError as error:
         message, context = error.format_message(), error.ctx
-        if message.startswith("Usage:"):  # no verb was given: the message is the help text
+        if message.startswith("Usage:"):  # no command was given: the message is the help text
             print(message)
             return 0
         if context is not None:
             if words[:1] == ["launch"] and not context.command_path.startswith("bertrain launch"):
-                words = words[words.index("--") + 1 :]  # the error is of the verb behind it
+                words = words[words.index("--") + 1 :]  # the error is of the command behind it
             if not hasattr(context.command, "commands") or words[0].startswith("-"):
-                refuse_misspelled(context.command, words)  # the options of a misspelled verb are not known
-            if words == context.command_path.split()[1:]:  # a verb without its arguments
+                refuse_misspelled(context.command, words)  # the options of a misspelled command are not known
+            if words == context.command_path.split()[1:]:  # a command without its arguments
                 print(brief_help(context), flush=True)
         message = message.rstrip(".").replace("\n\t", " ")  # typer lists choices in lines
         see = f"`{context.command_path if context else 'bertrain'} --help`"

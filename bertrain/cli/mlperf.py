@@ -1,4 +1,4 @@
-"""The verbs of `bertrain mlperf`."""
+"""The commands of `bertrain mlperf`."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ import typer
 from typer import Argument, Option
 
 from bertrain.base.errors import AgreedError, UserError
+from bertrain.base.files import absolute
 from bertrain.base.formatting import counted
 from bertrain.base.machine import is_first_rank, under_launcher
 from bertrain.cli import options
 from bertrain.config import resolve as config
-from bertrain.weights.hub import absolute
 
 if TYPE_CHECKING:
     from bertrain.mlperf.check import SubmissionCheck
@@ -60,6 +60,9 @@ def mlperf_run(
 
     if attempt and only is None:
         raise UserError("option-without-effect", "--attempt needs --only; give both, or leave --attempt out")
+    if only is not None and (dry_run or options.is_launched()):
+        other = "--dry-run" if dry_run else "`launch`, which runs all experiments"
+        raise UserError("conflicting-options", f"--only runs one experiment in the ranks of torchrun, without {other}")
     if only is None and under_launcher():
         raise AgreedError(
             "missing-option", "under torchrun, ranks run one experiment at a time; choose it with --only N"
@@ -141,9 +144,9 @@ def _print_verdict(checked: SubmissionCheck, *, as_json: bool) -> None:
         scaled = "" if checked.scaled_minutes == score.minutes else f", {checked.scaled_minutes:.4f} once scaled"
         print(f"score: {score.minutes:.4f} minutes{scaled}; {score.converged} of {score.results} converged")
     if checked.passes:
-        print(f"verdict: nothing stands against these results in the {checked.division} division")
+        print(f"verdict: all checks passed, {checked.division} division (data, model and tuning are not checked)")
     else:
-        print(f"verdict: MLPerf would not take these results in the {checked.division} division:")
+        print(f"verdict: checks failed, {checked.division} division:")
         for sentence in checked.verdict:
             print(f"  - {sentence}")
 

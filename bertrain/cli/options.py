@@ -1,6 +1,6 @@
-"""Options that several verbs share: settings on the command line, and ranks to start.
+"""Options that several commands share: settings on the command line, and ranks to start.
 
-Every verb that takes settings (`--section.field VALUE`) is decorated with `takes_settings`, which also gives it the
+Every command that takes settings (`--section.field VALUE`) is decorated with `takes_settings`, which also gives it the
 short options of the table below.
 """
 
@@ -53,12 +53,10 @@ RecipeName = Annotated[
     str, Argument(metavar="RECIPE", help="a recipe's name, or a .toml file", autocompletion=lambda: recipe_names())
 ]
 SettingsFile = Annotated[Path | None, Option("--settings", help="a .toml file that overrides the recipe")]
-InitialWeights = Annotated[
-    Path | None, Option("--init", help="initial weights: a run, or anything that `weights show` reads")
-]
 KNOWN_WEIGHTS = (
     "a run, a Hugging Face folder, a TensorFlow 1 checkpoint, a .pt, .bin or .safetensors file, or hub:NAME (download)"
 )
+InitialWeights = Annotated[Path | None, Option("--init", help=f"initial weights: {KNOWN_WEIGHTS}")]
 AnyWeights = Annotated[Path, Argument(metavar="RUN_OR_WEIGHTS", help=KNOWN_WEIGHTS)]
 Checkpoint = Annotated[str, Option("--checkpoint", help="newest, best, or the number of a step")]
 Device = Annotated[choices.Device, Option(help="auto: a GPU if there is one")]
@@ -133,10 +131,10 @@ TASK_OPTIONS = (ShortOption("--on-error", "task.on_error", "at a damaged row of 
 
 
 def takes_settings(short_options: Sequence[ShortOption] = ()) -> Callable[[Callable[..., None]], Callable[..., None]]:
-    """Let a verb take settings as --section.field VALUE and as short options; it receives both as `overrides`."""
+    """Let a command take settings as --section.field VALUE and as short options; it receives both as `overrides`."""
 
-    def decorate(verb: Callable[..., None]) -> Callable[..., None]:
-        @functools.wraps(verb)
+    def decorate(command: Callable[..., None]) -> Callable[..., None]:
+        @functools.wraps(command)
         def with_overrides(context: typer.Context, **arguments: Any) -> None:
             given = [pair for option in short_options for pair in option.settings(arguments.pop(option.name))]
             words = list(context.args)
@@ -144,9 +142,9 @@ def takes_settings(short_options: Sequence[ShortOption] = ()) -> Callable[[Calla
                 arguments[name], taken = split_settings(arguments[name])
                 words += taken
             overrides = parse_overrides(words, options_of(context.command))
-            verb(overrides=join_overrides(overrides, given), **arguments)
+            command(overrides=join_overrides(overrides, given), **arguments)
 
-        own = inspect.signature(verb, eval_str=True).parameters
+        own = inspect.signature(command, eval_str=True).parameters
         parameters = [
             inspect.Parameter("context", inspect.Parameter.KEYWORD_ONLY, annotation=typer.Context),
             *(one for one in own.values() if one.name != "overrides"),
@@ -157,12 +155,12 @@ def takes_settings(short_options: Sequence[ShortOption] = ()) -> Callable[[Calla
     return decorate
 
 
-def with_parameters(verb: Callable[..., None], parameters: Sequence[inspect.Parameter]) -> Callable[..., None]:
-    """The verb with these parameters instead of `**arguments`, as Typer sees it; each is given by its name."""
+def with_parameters(command: Callable[..., None], parameters: Sequence[inspect.Parameter]) -> Callable[..., None]:
+    """The command with these parameters instead of `**arguments`, as Typer sees it; each is given by its name."""
     named = [one.replace(kind=inspect.Parameter.KEYWORD_ONLY) for one in parameters]
-    verb.__dict__["__signature__"] = inspect.Signature(named)
-    verb.__annotations__ = {one.name: one.annotation for one in named}
-    return verb
+    command.__dict__["__signature__"] = inspect.Signature(named)
+    command.__annotations__ = {one.name: one.annotation for one in named}
+    return command
 
 
 def options_of(command: Any) -> list[str]:
@@ -182,7 +180,7 @@ def refuse_misspelled(command: Any, words: Sequence[str]) -> None:
 
 
 def brief_help(context: Any) -> str:
-    """What a verb does and requires, for whoever typed it alone."""
+    """What a command does and requires, for whoever typed it alone."""
     formatter = context.make_formatter()
     command = context.command
     command.format_usage(context, formatter)
@@ -231,8 +229,8 @@ def join_overrides(long: Overrides, short: Overrides) -> Overrides:
     return [*long, *short]
 
 
-class Verbs(TyperGroup):
-    """Verbs whose help is not cut; those of the whole program stand under headings."""
+class Commands(TyperGroup):
+    """Commands whose help is not cut; those of the whole program stand under headings."""
 
     def format_commands(self, ctx: Any, formatter: Any) -> None:
         shown = {name: command for name, command in self.commands.items() if not command.hidden}
@@ -245,16 +243,16 @@ class Verbs(TyperGroup):
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
         name = args[0]
-        groups = [group for group, verbs in self.commands.items() if name in getattr(verbs, "commands", ())]
-        advice = WORDS["verbs"].get(name) or ", or ".join(f"type bertrain {group} {name}" for group in groups)
+        groups = [group for group, commands in self.commands.items() if name in getattr(commands, "commands", ())]
+        advice = WORDS["commands"].get(name) or ", or ".join(f"type bertrain {group} {name}" for group in groups)
         if ctx.parent is None and name not in self.commands and advice:
-            raise UserError("unknown-verb", f"there is no verb {name!r}; {advice}")
+            raise UserError("unknown-command", f"there is no command {name!r}; {advice}")
         return super().resolve_command(ctx, args)
 
 
 def new_app(name: str | None = None, help: str | None = None, **options: Any) -> typer.Typer:
-    """An empty set of verbs; one with a `name` is a group of its own."""
-    options = {"no_args_is_help": name is not None, "rich_markup_mode": None, "cls": Verbs} | options
+    """An empty set of commands; one with a `name` is a group of its own."""
+    options = {"no_args_is_help": name is not None, "rich_markup_mode": None, "cls": Commands} | options
     return typer.Typer(name=name, help=help, **options)
 
 
@@ -273,7 +271,7 @@ class Launch(Protocol):
 
     def submit(
         self, commands: Sequence[Sequence[str]], folders: Sequence[Path], restarts: int, settings: Settings | None,
-        data: Sequence[Path],
+        data: Sequence[Path], before: Callable[[], None] = lambda: None,
     ) -> None: ...  # fmt: skip
 
 
@@ -282,7 +280,7 @@ _launch: ContextVar[Launch | None] = ContextVar("launch", default=None)
 
 @contextmanager
 def launching(launch: Launch) -> Iterator[None]:
-    """Let the verbs that are called meanwhile check themselves as always, and submit a job instead of starting."""
+    """Let the commands that are called meanwhile check themselves as always, and submit a job instead of starting."""
     before = _launch.set(launch)
     try:
         yield
@@ -291,7 +289,7 @@ def launching(launch: Launch) -> Iterator[None]:
 
 
 def is_launched() -> bool:
-    """Whether the verb will run elsewhere, so that this machine's hardware does not count."""
+    """Whether the command will run elsewhere, so that this machine's hardware does not count."""
     return _launch.get() is not None
 
 
@@ -302,7 +300,7 @@ def world(nproc: int) -> int:
 
 
 def starts_ranks(nproc: int, restarts: int = 0) -> bool:
-    """Whether the verb is to check itself, then call `start_ranks`, rather than to do its work in this process."""
+    """Whether the command is to check itself, then call `start_ranks`, rather than to do its work in this process."""
     return (is_launched() or nproc > 1 or restarts > 0) and not under_launcher()
 
 
@@ -337,17 +335,19 @@ def prepare_process(train: TrainSettings) -> None:
 
 def start_ranks(
     nproc: int,
-    restarts: int = 0,
+    restarts: int | None = None,
     runs: Sequence[Path] = (),
     *,
     settings: Settings | None = None,
     data: Sequence[Path | str] = (),
     tasks: Sequence[Sequence[str]] = (),
+    before: Callable[[], None] = lambda: None,
 ) -> None:
     """Run this same command as several ranks, and exit as they do; a new checkpoint in one of `runs` is progress.
 
     Under `bertrain launch` the ranks are those of a job, whose nodes are checked by `settings` and `data` first.
-    `tasks` are words to add to the command, if the job is to run it several times.
+    `tasks` are words to add to the command, if the job is to run it several times. `before` is called once before the
+    ranks start or the job is submitted, but not for a dry run.
     """
     launch = _launch.get()
     if launch is not None:
@@ -356,9 +356,11 @@ def start_ranks(
                 "conflicting-options", "--nproc is for one machine; use --procs-per-node of `bertrain launch` instead"
             )
         commands = [[*sys.argv[1:], *words] for words in tasks or [[]]]
-        launch.submit(commands, runs, restarts, settings, [Path(path) for path in data if path])
+        launch.submit(commands, runs, restarts or 0, settings, [Path(path) for path in data if path], before)
         raise SystemExit(0)
     from bertrain.launch.local import run_ranks
+
+    before()
 
     def steps_saved() -> int:
         from bertrain.run.checkpoint import step_of, whole_checkpoints

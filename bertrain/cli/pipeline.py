@@ -1,4 +1,4 @@
-"""The verbs that drive whole runs: `bertrain train` and `bertrain sweep`."""
+"""The commands that drive whole runs: `bertrain train` and `bertrain sweep`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The verb `bertrain plan`."""
+"""The command `bertrain plan`."""
 
 from __future__ import annotations
 
@@ -50,7 +50,9 @@ def plan(
         Option(help="a folder of `bertrain profile` on this GPU, for its speed and the variation of its steps"),
     ] = None,
     target: Annotated[float, Option(min=0, help="masked-word accuracy to reach, by MLPerf's convergence points")] = 0,
-    jitter: Annotated[float, Option(min=0, max=100, help="variation of step time between ranks, in percent")] = 1,
+    jitter: Annotated[
+        float | None, Option(min=0, max=100, help="variation of step time between ranks, in percent; default: 1")
+    ] = None,
     price: Annotated[float, Option(min=0, max=MOST_MONEY, help="EUR per GPU and hour")] = 0,
     within: Annotated[
         str, Option(metavar="TIME", help="find the fewest GPUs that finish within this time, such as 10m")
@@ -81,8 +83,10 @@ def plan(
     chosen = find_gpu(gpu)
     resolved = config.resolve(recipe, overrides, settings_file)
     settings, sample, notes = _fit(resolved, chosen, data, lengths, for_target=target > 0)
-    variation: Jitter = jitter / 100
+    variation: Jitter = (1 if jitter is None else jitter) / 100
     if calibrate is not None:
+        if jitter is not None:
+            raise UserError("conflicting-options", "--calibrate has the variation of its steps; leave --jitter out")
         chosen, variation, note = _calibrate(chosen, calibrate, sample)
         notes.append(note)
     cluster = Cluster(chosen, find_network(network, chosen, per_node), 1, per_node)

@@ -1,4 +1,4 @@
-"""The verbs of `bertrain profile`."""
+"""The commands of `bertrain profile`."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from bertrain.cli import options
 from bertrain.config import resolve as config
 
 
-class RunIsTheDefault(options.Verbs):
+class RunIsTheDefault(options.Commands):
     """`bertrain profile RECIPE` means `bertrain profile run RECIPE`."""
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:

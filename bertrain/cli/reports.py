@@ -1,4 +1,4 @@
-"""The verbs that read run folders: report, watch, logs."""
+"""The commands that read run folders: report, watch, logs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The verb that serves models."""
+"""The command that serves models."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The verbs about tasks: fine-tune, predict, score."""
+"""The commands about tasks: fine-tune, predict, score."""
 
 from __future__ import annotations
 
@@ -61,11 +61,11 @@ def finetune(
         )
     if not options.is_launched():
         cap_isa(dict(overrides).get("train.isa", "auto"))  # type: ignore[arg-type]  # other values are refused below
+    from bertrain.base.files import absolute
     from bertrain.training import finetune as tuning
     from bertrain.training import predict as predicting
     from bertrain.training import task_results, task_settings
     from bertrain.training.start import preflight
-    from bertrain.weights.hub import absolute
 
     resolved = {
         name: task_settings.resolve_task(name, overrides, recipe=recipe, settings_file=settings_file)

@@ -1,4 +1,4 @@
-"""The verbs that pre-train, resume, evaluate and try out a model."""
+"""The commands that pre-train, resume, evaluate and try out a model."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def pretrain(
     if dry_run:
         from bertrain.training.announce import dry_run as describe
 
-        shown = describe(resolved, data, world=nproc, init=str(init or ""))
+        shown = describe(resolved, data, run=run, world=options.world(nproc), init=str(init or ""))
         if is_first_rank():
             print(shown)
         return
@@ -77,14 +77,14 @@ def pretrain(
     if options.starts_ranks(nproc, restarts):
         world, here = options.world(nproc), not options.is_launched()
         training.preflight(resolved, data, run, init=str(init or ""), world=world, here=here)
-        options.start_ranks(nproc, restarts, [run], settings=resolved, data=[data, resolved.evaluate.data])
+        options.start_ranks(nproc, restarts, [run], settings=resolved, data=[data, *resolved.other_folders()])
     training.pretrain(resolved, data, run, init=str(init or ""))
     _finish(run)
 
 
 def _benchmark(settings: Settings, data: Path, nproc: int, *, steps: int, warm_up: int, as_json: bool) -> None:
     if options.starts_ranks(nproc):
-        options.start_ranks(nproc, settings=settings, data=[data])
+        options.start_ranks(nproc, settings=settings, data=[data, *settings.other_folders()])
     from bertrain.training.benchmark import benchmark as measure
 
     with options.stdout_for_json(as_json):
@@ -124,13 +124,17 @@ def resume(
     if options.starts_ranks(nproc, restarts):
         world, here = options.world(nproc), not options.is_launched()
         resolved = training.preflight_resume(run, overrides, from_step=from_step, world=world, here=here)
-        if from_step is not None:
-            training.roll_back(run, from_step)
-            os.environ[ROLLED_BACK] = "1"
         settings = resolved.settings
+
+        def go_back() -> None:
+            if from_step is not None:
+                training.roll_back(run, from_step)
+                os.environ[ROLLED_BACK] = "1"
+
         options.start_ranks(
-            nproc, restarts, [run], settings=settings, data=[Run.open(run).data, settings.evaluate.data]
-        )
+            nproc, restarts, [run], settings=settings, data=[Run.open(run).data, settings.evaluate.data],
+            before=go_back,
+        )  # fmt: skip
     training.resume(run, overrides, from_step=from_step)
     _finish(run)
 
@@ -165,7 +169,7 @@ def anneal(
         wanted = annealing.resolve_annealing(source, run, steps, which=checkpoint, data=data, overrides=overrides)
         world, here = options.world(nproc), not options.is_launched()
         preflight(wanted.settings, wanted.data, run, init=wanted.init, world=world, here=here)
-        read: list[Path | str] = [wanted.data, wanted.settings.evaluate.data]
+        read: list[Path | str] = [wanted.data, *wanted.settings.other_folders()]
         options.start_ranks(nproc, restarts, [run], settings=wanted.settings, data=read)
     annealing.anneal(source, run, steps, which=checkpoint, data=data, overrides=overrides)
     _finish(run)
@@ -268,6 +272,6 @@ def _finish(run: Path) -> None:
     elif is_first_rank():
         settings, words = Run.open(run).settings, '"a sentence with a [MASK] ."'
         on = f" --data {quote(settings.evaluate.data)}" if settings.evaluate.data else ""
-        verb, rest = ("evaluate", on) if settings.evaluates else ("fill-mask", f" {words}")
-        done, following = f"done: {run}", f"next: bertrain {verb} {quote(str(run))}{rest}"
+        command, rest = ("evaluate", on) if settings.evaluates else ("fill-mask", f" {words}")
+        done, following = f"done: {run}", f"next: bertrain {command} {quote(str(run))}{rest}"
         print(wrap(done), following, sep="; " if len(done) + len(following) + 2 <= COLUMNS else "\n")

@@ -1,4 +1,4 @@
-"""The verbs of `bertrain weights`."""
+"""The commands of `bertrain weights`."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def weights_import(
     pad_vocab_to: Annotated[int, Option(help="pad the rows of the word embeddings to a multiple of 1, 8 or 64")] = 1,
     as_json: AsJson = False,
 ) -> None:
-    """Convert weights into a Hugging Face folder, which all bertrain verbs and many other programs read.
+    """Convert weights into a Hugging Face folder, which all bertrain commands and many other programs read.
 
     Tensors are copied bit for bit in fp32, including the heads. It lists tensors that are missing, unknown, rounded,
     or part of an optimizer state.

@@ -12,7 +12,8 @@ from bertrain.config.fields import setting
 
 @dataclass(frozen=True, kw_only=True)
 class ModelSettings:
-    """The network. The defaults are BERT-Base, uncased; `FAMILY_DEFAULTS` has those of another family."""
+    """The network. The defaults are BERT-Base, uncased. `family = "modern"` has others: max_positions 8192, no
+    dropout, layer_norm_eps 1e-5, no nsp, data.mask_probability 0.3."""
 
     family: Family = setting(
         "bert",
@@ -61,6 +62,13 @@ class ModelSettings:
     )
     layer_norm_eps: float = setting(1e-12, "epsilon inside LayerNorm", min=0)
     nsp: bool = setting(True, "also train next-sentence prediction, not only masked words (bert only)", family="bert")
+    rtd: float = setting(
+        0.0,
+        "weight of the loss of replaced-token detection (ELECTRA): the model also says for each token whether "
+        "data.generator, a smaller BERT, has replaced it. 0: not trained; 50: as in ELECTRA (bert only)",
+        min=0,
+        family="bert",
+    )
     head: Literal["pretrain", "classify", "multilabel", "regress", "span", "tag", "embed"] = setting(
         "pretrain",
         "output layer. pretrain: masked words and next sentence; classify: a class for each text; multilabel: any "

@@ -22,6 +22,7 @@ def _count_bert(model: ModelSettings) -> tuple[int, int]:
     match model.head:
         case "pretrain":
             heads = width * width + 3 * width + vocab + (width * width + 3 * width + 2 if model.nsp else 0)
+            heads += width * width + 2 * width + 1 if model.rtd else 0
         case "span":
             heads = 2 * width + 2
         case "tag":

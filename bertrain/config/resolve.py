@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any, Literal, get_args, get_origin, get_type_hints
 
 from bertrain.base.errors import UserError, nearest
+from bertrain.base.files import absolute
 from bertrain.base.schema import JsonError, load_json
 from bertrain.config import modernbert, roberta
 from bertrain.config.choices import Family
@@ -27,6 +28,7 @@ from bertrain.config.settings import SECTIONS, ModelSettings, Settings
 
 TYPES = {f"{section}.{name}": hint for section, kind in SECTIONS.items() for name, hint in get_type_hints(kind).items()}
 """The type of every setting."""
+PATHS = ("model.config", "data.vocab", "data.generator", "evaluate.data")
 KINDS = {int: "a whole number", float: "a number", bool: "true or false", str: "text"}
 RENAMED = {"evaluate.at_once": "evaluate.batch_size", "log.tensorboard": "log.trackers"}
 """Settings by their former names, which the config.json of an older run may have."""
@@ -77,7 +79,7 @@ def resolve(recipe: str, overrides: Overrides | None = None, settings_file: str 
         section, name = _split_key(key)
         command_line.setdefault(section, {})[name] = _parse_text(text, TYPES[key], key)
     _overlay(values, command_line, "the command line")
-    family: Any = values["model"].get("family", "bert")
+    family = str(values["model"].get("family", "bert"))
     for key, value in FAMILY_DEFAULTS.get(family, {}).items():  # an unknown family is refused with the other values
         section, name = _split_key(key)
         values[section].setdefault(name, value)
@@ -176,12 +178,16 @@ def _join_layers(layers: list[Recipe]) -> dict[str, dict[str, Any]]:
 
 def _with_absolute_paths(settings: Settings) -> Settings:
     """Make paths absolute: a run may be continued from another folder than the one it was started in."""
-    folder, vocab = settings.evaluate.data, settings.data.vocab
-    evaluate = dataclasses.replace(settings.evaluate, data=str(Path(folder).resolve()) if folder else "")
-    data = dataclasses.replace(settings.data, vocab=str(Path(vocab).resolve()) if vocab else "")
-    config = settings.model.config
-    model = dataclasses.replace(settings.model, config=str(Path(config).resolve()) if config else "")
-    return dataclasses.replace(settings, model=model, evaluate=evaluate, data=data)
+    for section, name in map(_split_key, PATHS):
+        part = getattr(settings, section)
+        part = dataclasses.replace(part, **{name: absolute(getattr(part, name))})
+        settings = dataclasses.replace(settings, **{section: part})
+    return settings
+
+
+def absolute_overrides(overrides: Overrides | None) -> dict[str, str]:
+    """Settings that are kept as text, such as those of a sweep, with paths that hold in any folder."""
+    return {key: absolute(value) if key in PATHS else value for key, value in as_pairs(overrides)}
 
 
 def from_dict(values: dict[str, dict[str, Any]]) -> Settings:

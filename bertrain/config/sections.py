@@ -32,7 +32,9 @@ class DataSettings:
         128, "longest example in tokens, [CLS] and [SEP] included; 0: as the data was prepared", min=5, or_zero=True
     )
     max_predictions: int = setting(
-        20, "most masked words in one example; 0: as in masked data, else mask_probability of max_seq_length", min=0
+        20,
+        "most masked words in one example; 0: those of data that is masked, else mask_probability x max_seq_length",
+        min=0,
     )
     mask_probability: float = setting(
         MASK_PROBABILITY,
@@ -42,6 +44,15 @@ class DataSettings:
         max=0.5,
     )
     whole_word: bool = setting(False, "mask whole words instead of single word pieces")
+    generator: str = setting(
+        "",
+        "model.rtd: a run or weights of a smaller BERT with the same vocabulary, whose guesses replace words; it is "
+        "not trained",
+    )
+    replaced_share: float = setting(
+        0.5, "model.rtd: share of the words to predict that data.generator replaces; the others are masked", min=0.01,
+        max=1,
+    )  # fmt: skip
     slice: str = setting("", "part of the rows to train on, in file order, such as 0:0.9; empty: all")
     vocab: str = changeable(
         "", "vocabulary file of HDF5 or TFRecord data; empty: vocab.txt beside it, or BERT's uncased vocabulary"
@@ -288,9 +299,9 @@ class TrainSettings:
     )
 
     def last_step(self) -> int | None:
-        """The last step of the run as far as it is known; None until train.budget is first fitted."""
+        """The last step of the run as far as it is known; None until train.budget alone is first fitted."""
         fits = parse_fits(self.fits, "train.fits")
-        return fits[-1][1] if fits else None if self.budget else self.max_steps
+        return fits[-1][1] if fits else None if self.budget and not self.epochs else self.max_steps
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -310,7 +321,7 @@ class EvaluateSettings:
     )
     target_accuracy: float = changeable(
         0.0,
-        "stop once the masked-word accuracy (0 to 1) or the task's main metric reaches this; 0: never",
+        "stop once the masked-word accuracy or the task's main metric reaches this (0 to 1; SQuAD: 0 to 100); 0: never",
         min=0,
         max=100,
     )

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from typing import Any, get_type_hints
 
 from bertrain.base.errors import UserError
+from bertrain.base.files import HUB_PREFIX
 from bertrain.base.units import parse_duration, parse_fits, parse_shares, parse_slice, parse_steps
 from bertrain.config.model import ModelSettings as ModelSettings
 from bertrain.config.sections import BatchSettings as BatchSettings
@@ -58,6 +59,7 @@ class Settings:
         if not self.task.name:
             self._check_pretraining()
         self._check_lengths()
+        self._check_replaced()
         self._check_batch()
         parse_steps(self.train.skip_steps, "train.skip_steps")
         parse_fits(self.train.fits, "train.fits")
@@ -99,6 +101,22 @@ class Settings:
         for name in ("every_epochs", "batch_size"):
             if getattr(self.evaluate, name):
                 raise UserError("finetuning-only", f"evaluate.{name} is for fine-tuning; use evaluate.every_samples")
+
+    def other_folders(self) -> list[str]:
+        """What a new run reads besides its data and initial weights, without what the hub has."""
+        return [path for path in (self.evaluate.data, self.data.generator) if path and not path.startswith(HUB_PREFIX)]
+
+    def _check_replaced(self) -> None:
+        if self.task.name and (self.model.rtd or self.data.generator):
+            given = "model.rtd" if self.model.rtd else "data.generator"
+            raise UserError("pretraining-only", f"{given} is for pre-training; leave it out")
+        if bool(self.model.rtd) != bool(self.data.generator):
+            given, lacking = ("data.generator", "model.rtd") if self.data.generator else ("model.rtd", "data.generator")
+            why = f"{given} is set without {lacking}"
+            raise UserError(
+                "conflicting-settings",
+                f"{why}; replaced-token detection needs both, such as --model.rtd 50 --data.generator WEIGHTS",
+            )
 
     def _check_lengths(self) -> None:
         parse_slice(self.data.slice)
@@ -176,6 +194,9 @@ class Settings:
 
     def _check_evaluation(self) -> None:
         evaluate = self.evaluate
+        if not self.task.name and evaluate.target_accuracy > 1:
+            why = f"evaluate.target_accuracy is {evaluate.target_accuracy:g}, but accuracy is at most 1"
+            raise UserError("bad-target", why)
         if self.task.name and evaluate.data:
             raise UserError(
                 "pretraining-only", "evaluate.data is for pre-training; leave it out: a task is evaluated on its --data"

@@ -73,11 +73,11 @@ class TaskSettings:
         "squad, tag: tokens between the starts of two windows of a long text; at most half of data.max_seq_length",
         min=1,
     )
-    text_split: Literal["auto", "signs", "spaces"] = setting(
+    text_split: Literal["auto", "punctuation", "spaces"] = setting(
         "auto",
-        "tag: what words are in a text. signs: also every punctuation mark splits; spaces: spaces split, and "
-        "punctuation around a word, so that Ada-Lou is one; auto: signs if the training data has texts, spaces if it "
-        "has words",
+        "tag: how a text is split into words. spaces: at spaces, and punctuation around a word is split off (Ada-Lou "
+        "is one word); punctuation: also at every punctuation mark; auto: spaces if the training data has lists of "
+        "words, punctuation if it has texts",
     )
     max_query_length: int = setting(64, "squad: longest question in tokens; the rest is cut off", min=1)
     max_answer_length: int = changeable(30, "squad: longest answer to predict, in tokens", min=1)

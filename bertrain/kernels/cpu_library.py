@@ -14,11 +14,14 @@ import re
 import shutil
 import subprocess
 import tempfile
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 from torch import Tensor
 from torch._C._profiler import _RecordFunctionFast
+
+from bertrain.base.files import cache_folder
 
 SOURCE = Path(__file__).with_name("cpu.c")
 NEEDED = ("avx512bw", "avx512dq", "avx512vl", "avx512_bf16", "amx_tile", "amx_bf16")  # by their names in /proc/cpuinfo
@@ -53,7 +56,13 @@ def _load() -> tuple[ctypes.CDLL, str]:
     if missing := [flag for flag in NEEDED if not re.search(rf"^flags\s.*\b{flag}\b", cpuinfo, re.MULTILINE)]:
         raise UnavailableError(f"this CPU has no {missing[-1]}")
     compiler, version = find_compiler()
-    library = ctypes.CDLL(str(compile_source(compiler, version)))
+    compiled = compile_source(compiler, version)
+    try:
+        library = ctypes.CDLL(str(compiled))
+    except OSError as error:  # cut off, or of another machine that shares the folder
+        with suppress(OSError):
+            compiled.unlink()  # the next start compiles it anew
+        raise UnavailableError(f"the compiled C kernels cannot be loaded: {error}") from None
     if library.request_tiles() != 0:
         raise UnavailableError("Linux refuses AMX to this process")
     return library, version
@@ -76,23 +85,14 @@ def openmp_runtime() -> str:
     return min(loaded, key=lambda path: "gomp" not in path)  # prefer gomp, which a preloaded runtime also provides
 
 
-def cache_folder() -> Path:
-    """The folder of compiled kernels: the user's cache or, if that is not writable, a temporary folder."""
-    folder = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "bertrain"
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        if os.access(folder, os.W_OK):
-            return folder
-    except OSError:
-        pass
-    return Path(tempfile.mkdtemp(prefix="bertrain-"))
-
-
 def compile_source(compiler: str, version: str) -> Path:
     """The shared library of this source, compiler and runtime; compiles it if the cache has none."""
     runtime, source = openmp_runtime(), SOURCE.read_bytes()
     name = hashlib.sha256(b"\0".join([source, version.encode(), runtime.encode(), *map(str.encode, FLAGS)])).hexdigest()
-    path = cache_folder() / f"kernels-{name[:16]}.so"
+    try:
+        path = cache_folder() / f"kernels-{name[:16]}.so"
+    except OSError as error:
+        raise UnavailableError(f"there is no folder for the compiled C kernels: {error}") from None
     if path.exists():
         return path
     with tempfile.TemporaryDirectory(dir=path.parent) as folder:  # ranks may compile at the same time: each renames

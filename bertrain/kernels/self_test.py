@@ -17,18 +17,21 @@ import os
 import platform
 import subprocess
 import sys
+from contextlib import suppress
 from dataclasses import asdict
 from pathlib import Path
 
 import torch
 
-from bertrain.base.files import write_atomically
+from bertrain.base.files import cache_folder, write_atomically
 from bertrain.base.logs import note
 from bertrain.base.machine import read_or_empty
 from bertrain.base.schema import JsonError, check_value, load_json
 from bertrain.kernels import backend
 from bertrain.kernels.self_test_checks import Checks, Result, Sizes
 
+PASSING = ("with code -9", "was not ready", "out of memory", "ALLOC_FAILED")
+"""Signs of failures that are not the kernels': a process that was killed, a busy node, a GPU that others fill."""
 PATIENCE_S = 600  # for all kernels; a compiler that takes longer is taken to hang
 
 
@@ -66,7 +69,7 @@ def examine(sizes: Sizes, device: str) -> tuple[list[Result], str]:
 
 
 def cache_file(sizes: Sizes, device: torch.device) -> Path:
-    """Where the results for these sizes on this machine are kept."""
+    """Where the results for these sizes on this machine are kept; OSError if there is no place."""
     sources = hashlib.sha256()
     package = Path(__file__).parents[1]
     for path in sorted([*package.glob("kernels/*.py"), *package.glob("model/*.py")]):
@@ -76,15 +79,14 @@ def cache_file(sizes: Sizes, device: torch.device) -> Path:
     if device.type == "cuda":
         gpu = [torch.cuda.get_device_name(device), read_or_empty(Path("/proc/driver/nvidia/version"))]
     key = hashlib.sha256(json.dumps([asdict(sizes), versions, gpu, sources.hexdigest()]).encode()).hexdigest()[:24]
-    folder = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
-    return Path(folder) / "bertrain" / "kernels" / f"{key}.json"
+    return cache_folder() / "kernels" / f"{key}.json"
 
 
 @functools.cache
 def results_here(sizes: Sizes, device: torch.device) -> tuple[Result, ...]:
     """The kernels' results on this machine: those kept, or those of a child process started now."""
-    place = cache_file(sizes, device)
     try:
+        place = cache_file(sizes, device)
         place.parent.mkdir(parents=True, exist_ok=True)
         with open(place.with_suffix(".lock"), "w") as lock:
             fcntl.flock(lock, fcntl.LOCK_EX)  # the ranks of a node wait for the one that runs the kernels
@@ -100,12 +102,13 @@ def results_here(sizes: Sizes, device: torch.device) -> tuple[Result, ...]:
 
 
 def _examined(sizes: Sizes, device: torch.device) -> tuple[tuple[Result, ...], bool]:
-    """The results, and whether they tell of every kernel."""
+    """The results, and whether to keep them: they tell of every kernel, or of one that fails whenever it is tried."""
     note("info", "kernels", f"running every kernel once on {device} before the first step")
     results, errors = examine(sizes, str(device))
-    has_failed = any(result.failure for result in results)
-    is_whole = has_failed or len(results) == len(Checks(sizes, "cpu").all())
-    if has_failed or not is_whole:
+    failures = [result.failure for result in results if result.failure]
+    is_lasting = not any(sign in failure for failure in failures for sign in PASSING)
+    is_whole = is_lasting and bool(failures or len(results) == len(Checks(sizes, "cpu").all()))
+    if failures or not is_whole:
         note("warning", "kernels", errors[-20_000:] or "the kernels could not be run before the first step")
     return tuple(results), is_whole
 
@@ -113,4 +116,9 @@ def _examined(sizes: Sizes, device: torch.device) -> tuple[tuple[Result, ...], b
 def why_failed(sizes: Sizes, device: torch.device) -> str:
     """The first kernel that does not work on this machine, and why; empty if all do."""
     failed = [result for result in results_here(sizes, device) if result.failure]
-    return f"the kernel {failed[0].kernel} failed here: {failed[0].failure}" if failed else ""
+    if not failed:
+        return ""
+    kept = ""
+    with suppress(OSError):
+        kept = f" (kept in {place})" if (place := cache_file(sizes, device)).is_file() else ""
+    return f"the kernel {failed[0].kernel} failed here: {failed[0].failure}{kept}"

@@ -379,6 +379,8 @@ def main() -> None:
     given = json.load(sys.stdin)
     device = given.pop("device")
     torch.manual_seed(1)
+    if device.startswith("cuda"):
+        torch.cuda.set_device(device)  # Triton launches on the current one
     checks = Checks(Sizes(**given), device)  # takes the GPU, so another process that keeps it ends this one here
     for kernel, check in checks.all().items():
         print(json.dumps({"begin": kernel}), flush=True)

@@ -25,7 +25,7 @@ def dask_scheduler(engine: Engine, scheduler: str | None) -> Iterator[str | None
     """
     if not under_launcher() or engine != "dask" or scheduler:
         if under_launcher() and not is_first_rank():
-            raise UserError("one-process-verb", "several ranks prepare data only with --engine dask")
+            raise UserError("one-process-command", "several ranks prepare data only with --engine dask")
         yield scheduler
         return
     distributed = import_extra("distributed")

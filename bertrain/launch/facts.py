@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
+from bertrain.base.files import existing_parent
 from bertrain.base.machine import Gpu, read_or_empty
 
 BUSY_SHARE = 0.2
@@ -66,7 +67,7 @@ def versions(code: Mapping[str, str]) -> dict[str, str]:
 
 def disk_free(folder: Path) -> tuple[int, str, bool]:
     """Bytes free where a folder is or will be, its closest existing parent, and whether we may write there."""
-    place = next(path for path in (folder, *folder.parents) if path.exists())
+    place = existing_parent(folder)
     try:
         return shutil.disk_usage(place).free, str(place), os.access(place, os.W_OK | os.X_OK)
     except OSError as error:

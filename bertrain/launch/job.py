@@ -340,8 +340,8 @@ def make_job(
     """Describe a job, checked, with every path absolute; writes nothing."""
     # Resolved, since a link or the working directory may bring in a name that was not typed.
     tasks = [replace(task, folder=str(Path(task.folder).resolve()) if task.folder else "") for task in tasks]
-    verb = "-".join(itertools.takewhile(lambda word: word.isalpha(), tasks[0].command[:2]))
-    name = Path(tasks[0].folder).name or verb
+    command = "-".join(itertools.takewhile(lambda word: word.isalpha(), tasks[0].command[:2]))
+    name = Path(tasks[0].folder).name or command
     numbered = (Path("jobs") / f"{name}-{number}" for number in itertools.count(1))
     chosen = Path(folder) if folder is not None else next(path for path in numbered if not path.exists())
     _refuse_existing(chosen)

@@ -23,16 +23,19 @@ from bertrain.ranks.signals import LAUNCHER, STOP_SIGNALS, handling
 SAVE_TIMEOUT_S = 120
 
 
-def run_ranks(nproc: int, arguments: list[str], *, restarts: int = 0, progress: Callable[[], int] = lambda: 0) -> int:
+def run_ranks(
+    nproc: int, arguments: list[str], *, restarts: int | None = None, progress: Callable[[], int] = lambda: 0
+) -> int:
     """Run `bertrain ARGUMENTS` as `nproc` local ranks; returns one exit code for all.
 
     Ranks that exit with a user error (2), a requeue (75) or Ctrl-C (130) have reported it themselves. If a rank crashes
-    or hangs, all are stopped; `restarts` limits how often they are restarted in a row without `progress()` growing.
-    Signals are forwarded to the ranks, which then have SAVE_TIMEOUT_S to save.
+    or hangs, all are stopped; `restarts` limits how often they are restarted in a row without `progress()` growing
+    (None: the command has no --restarts). Signals are forwarded to the ranks, which then have SAVE_TIMEOUT_S to save.
     """
     from torch.distributed.elastic.multiprocessing.api import SignalException
 
-    failures, reached = 0, progress()
+    failures, reached, advice = 0, progress(), "" if restarts is None else " (--restarts restarts them)"
+    restarts = restarts or 0
     try:
         while True:
             code, failed = run_agent(nproc, ["-m", "bertrain", *arguments])
@@ -45,7 +48,7 @@ def run_ranks(nproc: int, arguments: list[str], *, restarts: int = 0, progress: 
             consequence = f"starting all ranks again ({failures} of {restarts} without a new checkpoint)"
             if failures > restarts:
                 given_up = f"gave up after {counted(restarts, 'restart')} without a new checkpoint (--restarts)"
-                consequence = given_up if restarts else "all ranks were stopped (--restarts restarts them)"
+                consequence = given_up if restarts else f"all ranks were stopped{advice}"
             print(f"bertrain: {reason}; {consequence}", file=sys.stderr, flush=True)
             if failures > restarts:
                 return code

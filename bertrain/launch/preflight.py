@@ -23,6 +23,7 @@ import torch.distributed as dist
 
 from bertrain.base import machine
 from bertrain.base.errors import AgreedError, ReportedElsewhereError, UserError
+from bertrain.base.files import existing_parent
 from bertrain.base.formatting import GIB, counted
 from bertrain.base.machine import is_first_rank
 from bertrain.base.schema import parse_json
@@ -111,7 +112,7 @@ def _create_marker(job: Job, ranks: Ranks) -> Path | None:
     if ranks.world == 1:
         return None
     own = output_folder(job)
-    place = next(path for path in (own, *own.parents) if path.exists())
+    place = existing_parent(own)
     # The random name keeps this job apart from others, and from its other repeats, in the same folder.
     marker = place / f".bertrain-probe-{ranks.broadcast_int(secrets.randbits(62)):016x}"
     if ranks.is_first:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import platform
 import re
@@ -12,6 +13,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator, Mapping
+from contextlib import nullcontext, suppress
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +25,7 @@ from bertrain.run.records import StepRecord, last_record
 
 SUBMITTED, EVENTS = "submitted", "events"
 PBS_STATE = re.compile(r"job_state = (\w)")
+ASK_S = 15.0  # between two questions to a scheduler while logs are followed
 PBS_STATES = {"Q": "PENDING", "R": "RUNNING", "B": "RUNNING", "H": "HELD", "E": "ENDING"}
 ALLOCATIONS = {"slurm": "SLURM_JOB_ID", "pbs": "PBS_JOBID"}
 """The variable that each scheduler sets inside an allocation."""
@@ -80,7 +83,7 @@ def job_status(folder: str | Path) -> dict[str, Any]:
     job = read_job(folder)
     tasks: list[dict[str, Any]] = []
     for number, task in enumerate(job.tasks, start=1):
-        newest = last_record(Path(task.folder) / "metrics.jsonl", StepRecord)
+        newest = last_record(Path(task.folder) / "metrics.jsonl", StepRecord) if task.folder else None
         event, step = (_lines(job.output(number) / EVENTS) or [""])[-1], newest.step if newest else 0
         tasks.append({"command": shlex.join(task.command), "folder": task.folder, "last_event": event, "step": step})
     return {"job": str(job.folder), "launcher": job.launcher, "state": _state(job), "tasks": tasks}
@@ -95,7 +98,11 @@ def _state(job: Job) -> str:
             raise UserError("unknown-job-state", f"squeue failed for job {numbers[-1]}: {asked.stderr}")
         return " ".join(sorted(set(asked.stdout.split()))) or _state_by_events(job)
     if job.launcher == "pbs" and numbers:  # an array, and the elements of it that were submitted again
-        states = {state for number in numbers for state in PBS_STATE.findall(_run(["qstat", "-f", number]).stdout)}
+        answers = [_run(["qstat", "-f", number]) for number in numbers]
+        for asked in answers:
+            if asked.returncode and not re.search("Unknown Job|has finished", asked.stderr, re.IGNORECASE):
+                raise UserError("unknown-job-state", f"qstat failed for job {numbers[-1]}: {asked.stderr}")
+        states = {state for asked in answers for state in PBS_STATE.findall(asked.stdout)}
         return " ".join(sorted(PBS_STATES.get(state, state) for state in states)) or _state_by_events(job)
     host, number = _process(job) or (platform.node(), 0)
     if host != platform.node():
@@ -174,8 +181,13 @@ def job_logs(folder: str | Path, *, rank: int | None = None, follow: bool = Fals
     """The log lines of the newest start, prefixed with their rank, or of one `rank`; `follow`: until the job ends."""
     job = read_job(folder)
     seen: dict[Path, int] = {}
+    is_over, asked_at = not follow, -math.inf
     while True:
-        is_over = not follow or _state(job).startswith(("DONE", "ENDED", "GONE"))
+        # A scheduler is not for being asked several times a second, and may be too busy to answer.
+        if follow and time.monotonic() - asked_at >= (ASK_S if job.launcher in ALLOCATIONS else 0):
+            with suppress(UserError) if math.isfinite(asked_at) else nullcontext():
+                is_over = _state(job).startswith(("DONE", "ENDED", "GONE"))
+            asked_at = time.monotonic()
         for output in _outputs(job):
             starts = sorted((output / "logs").glob("start-*"))
             followed = {path.parent for path in seen} | set(starts[-1:])

@@ -31,6 +31,7 @@ from bertrain.data.formats.hdf5 import row_checksum
 from bertrain.data.formats.shards import Shards
 from bertrain.data.prepare.prepare import prepare
 from bertrain.data.text.download import MLPERF_FILES, download, md5_of, parse_checksums
+from bertrain.data.text.streams import DAMAGE
 from bertrain.weights.export import export
 
 PREDICTIONS, DUPE_FACTOR, SEED = {512: 76, 128: 20}, 10, 12345  # predictions by the length of sequences
@@ -227,7 +228,7 @@ def _unpack(archive: Path, folder: Path) -> None:
                 if content is not None:
                     with content, open(partial / Path(member.name).name, "wb") as file:
                         shutil.copyfileobj(content, file)
-    except (tarfile.TarError, EOFError, OSError) as error:
+    except DAMAGE as error:
         raise UserError("damaged-input", f"{archive} is damaged ({error}); remove it and download it again") from None
 
 

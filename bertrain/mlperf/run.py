@@ -13,7 +13,7 @@ from pathlib import Path
 
 from bertrain.base.errors import EXIT_USER_ERROR, ReportedElsewhereError, RequeueError, StoppedError, UserError
 from bertrain.base.extras import import_extra
-from bertrain.base.files import write_atomically
+from bertrain.base.files import absolute, write_atomically
 from bertrain.base.formatting import counted
 from bertrain.base.machine import is_first_rank
 from bertrain.config.resolve import resolve, to_toml
@@ -32,7 +32,6 @@ from bertrain.mlperf.show import summarize_log
 from bertrain.ranks import parallel
 from bertrain.run.folder import Run
 from bertrain.training.agenda import evaluation_interval
-from bertrain.weights.hub import absolute
 
 RECIPE = "recipe.toml"
 

@@ -38,6 +38,7 @@ class Batch:
     num_sequences: int
     num_predictions: int
     answer_weights: Tensor | None = None  # [S, 1] or as `answers`: factors of the loss; None: all are 1
+    replaced: Tensor | None = None  # [T] for replaced-token detection: 1 replaced, 0 original, -100 not asked
 
     def _tensors(self) -> list[tuple[str, Tensor]]:
         return [(name, value) for name, value in vars(self).items() if isinstance(value, Tensor)]
@@ -64,6 +65,7 @@ class Batch:
             is_real=self.is_real[:sequences],
             answers=None if self.answers is None else self.answers[:sequences],
             answer_weights=None if self.answer_weights is None else self.answer_weights[:sequences],
+            replaced=None if self.replaced is None else self.replaced[:tokens],
             sequence_lengths=self.sequence_lengths[:sequences],
         )
 

@@ -17,7 +17,7 @@ from bertrain.model.attention import AttentionPlan
 from bertrain.model.batch import Batch
 from bertrain.model.dropout import dropout
 from bertrain.model.encoder import EncoderModel, WordEmbeddings
-from bertrain.model.heads import MaskedWordHead, SentenceHead, answer_head
+from bertrain.model.heads import MaskedWordHead, ReplacedWordHead, SentenceHead, answer_head
 
 
 class Embeddings(WordEmbeddings):
@@ -71,6 +71,7 @@ class Bert(EncoderModel):
         is_pretrained = settings.head == "pretrain"
         self.masked_words = MaskedWordHead(settings) if is_pretrained else None
         self.next_sentence = SentenceHead(settings, 2) if is_pretrained and settings.nsp else None
+        self.replaced_words = ReplacedWordHead(settings) if is_pretrained and settings.rtd else None
         self.answer = answer_head(settings)
 
     def encode(self, batch: Batch) -> Tensor:

@@ -22,6 +22,7 @@ class Outputs:
 
     mlm_logits: Tensor | None = None  # [P, vocab_size]; None after fine-tuning
     nsp_logits: Tensor | None = None  # [S, 2]; None without next-sentence prediction
+    rtd_logits: Tensor | None = None  # [T]; only in training, for bins with replaced words
     answers: Tensor | None = None  # of a fine-tuning head: [S, labels], [S, 1], [T, 2], [P, labels] or [S, E]
 
 
@@ -38,6 +39,7 @@ class EncoderModel(nn.Module):
     layers: nn.ModuleList
     masked_words: nn.Module | None
     next_sentence: nn.Module | None
+    replaced_words: nn.Module | None
     answer: nn.Module | None
 
     def __init__(self, settings: ModelSettings) -> None:
@@ -55,7 +57,10 @@ class EncoderModel(nn.Module):
             assert self.masked_words is not None
             mlm_logits = self.masked_words(x[batch.mlm_positions], self.embeddings.words.weight)
             nsp_logits = self.next_sentence(x[batch.cls_positions]) if self.next_sentence is not None else None
-            return Outputs(mlm_logits, nsp_logits)
+            rtd_logits = None
+            if self.replaced_words is not None and batch.replaced is not None:
+                rtd_logits = self.replaced_words(x)
+            return Outputs(mlm_logits, nsp_logits, rtd_logits)
         match self.settings.head:
             case "span":
                 return Outputs(answers=self.answer(x))

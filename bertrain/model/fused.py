@@ -29,8 +29,8 @@ from bertrain.kernels.fp8 import Scales
 from bertrain.model.arena import Arena
 from bertrain.model.batch import Batch
 from bertrain.model.encoder import EncoderModel, Outputs
-from bertrain.model.fused_heads import FusedHeads, HeadResult
-from bertrain.model.fused_layer import FusedLayer, Recompute
+from bertrain.model.fused_heads import FusedHeads, HeadResult, ReplacedResult
+from bertrain.model.fused_layer import FusedLayer, Recompute, pick
 from bertrain.model.fused_operands import LayerMatrix, LayerTensor, ModelDropout, Operand, ParameterViews, PassContext
 from bertrain.model.sums import Sums
 
@@ -137,7 +137,10 @@ class FusedModel:
         return self._leave(x)
 
     def _rows_read(self, batch: Batch) -> tuple[Tensor | None, list[int]]:
-        """The rows of the last layer that heads read (None: all), and how many are words, [CLS] and padding."""
+        """The rows of the last layer that heads read (None: all), and how many are words, [CLS] and padding.
+
+        Replaced-token detection reads all rows, beside these.
+        """
         if self.settings.head == "span" or self._heads.pools_all_tokens:
             return None, [0, len(batch.input_ids), 0]
         reads_words = self.settings.head in ("pretrain", "tag")
@@ -179,11 +182,13 @@ class FusedModel:
         sequence_scale: Tensor,
         accumulate: bool,
         pauses: frozenset[int] = frozenset(),
+        token_scale: Tensor | None = None,
     ) -> Generator[int, None, Tensor]:
         """Compute one bin; returns its packed `Sums`.
 
-        Writes the gradient of word_scale * mlm_loss + sequence_scale * sequence_loss, or adds it if `accumulate`. After
-        the backward pass of each layer in `pauses`, yields the arena offset above which all gradients are complete.
+        Writes the gradient of word_scale * mlm_loss + sequence_scale * sequence_loss, and of token_scale * rtd_loss if
+        words were replaced, or adds it if `accumulate`. After the backward pass of each layer in `pauses`, yields the
+        arena offset above which all gradients are complete.
         """
         context = self._context(batch, seed, accumulate=accumulate)
         embedded, statistics = self._embed(batch, context)
@@ -191,7 +196,9 @@ class FusedModel:
         # --- forward ---------------------------------------------------------------------------
         rows, counts = self._rows_read(batch)
         saved: list[Any] = []
-        masked, read, padding = self._encode(embedded, context, rows, saved).split(counts)
+        finds_replaced = batch.replaced is not None
+        x = self._encode(embedded, context, None if finds_replaced else rows, saved)
+        masked, read, padding = (pick(x, rows) if finds_replaced else x).split(counts)
 
         # --- heads, forward and backward -------------------------------------------------------
         zero = torch.zeros((), device=self.values16.device)
@@ -209,6 +216,13 @@ class FusedModel:
         elif len(read):
             sequences = self._heads.sequences(read, batch, context, sequence_scale)
         dy = torch.cat([words.dx, sequences.dx, torch.zeros_like(padding)])
+        replaced: ReplacedResult | None = None
+        if batch.replaced is not None:
+            assert rows is not None
+            assert token_scale is not None
+            replaced = self._heads.replaced_words(x, batch.replaced, token_scale, accumulate)
+            # Rows that occur twice have a gradient only once, so the order of these additions does not matter.
+            dy = replaced.dx.index_add_(0, rows, dy)
 
         # --- backward --------------------------------------------------------------------------
         second: Tensor | None = None
@@ -223,4 +237,7 @@ class FusedModel:
             sequence_loss=sequences.loss / sequence_scale[0],
             mlm_correct=words.correct,
             sequence_correct=sequences.correct,
+            rtd_loss=None if replaced is None else replaced.loss,
+            rtd_correct=None if replaced is None else replaced.correct,
+            rtd_tokens=None if replaced is None else replaced.tokens,
         ).pack()

@@ -28,8 +28,8 @@ from bertrain.model.initialization import uninitialized
 
 CLASSES = {
     "bert": (
-        encoder.EncoderModel, bert.Embeddings, bert.Layer, bert.Bert, heads.MaskedWordHead, heads.SentenceHead,
-        heads.SpanHead, heads.TagHead, pooling.PoolingHead,
+        encoder.EncoderModel, bert.Embeddings, bert.Layer, bert.Bert, heads.MaskedWordHead, heads.ReplacedWordHead,
+        heads.SentenceHead, heads.SpanHead, heads.TagHead, pooling.PoolingHead,
     ),
     "modern": (
         encoder.EncoderModel, modern.Embeddings, modern.Layer, modern.Modern, modern.MaskedWordHead,
@@ -45,23 +45,25 @@ FUNCTIONS: dict[str, dict[ModuleType, tuple[str, ...]]] = {
     },
 }  # functions that the classes call; found at each check, so that a replaced one is noticed
 FUNCTIONS_OF_BOTH = {
-    heads: ("pretraining_sums", "answer_sums", "by_sequence", "_cross_entropy"),
+    heads: ("pretraining_sums", "_replaced_sums", "answer_sums", "by_sequence", "_cross_entropy"),
     pooling: ("pool", "sequence_of_token", "_sums"),
 }
 WRITTEN_FOR: dict[str, dict[str, str]] = {
     "bert": {
+        "EncoderModel.__init__": "69a40fae615e8d3c",
+        "EncoderModel.encode": "fcb3cc3682d2bf97",
+        "EncoderModel.forward": "1b2e147a78a12d3a",
+        "EncoderModel.sentences": "0cd1c4019720c623",
         "Embeddings.__init__": "7c2330dbec21fe86",
         "Embeddings.forward": "ec6f30094ad5aff7",
         "Layer.__init__": "180795a838e8ecad",
         "Layer.forward": "b01e4bcf588d6ffd",
-        "EncoderModel.__init__": "69a40fae615e8d3c",
-        "EncoderModel.encode": "fcb3cc3682d2bf97",
-        "EncoderModel.forward": "bc87ef7d613e4ede",
-        "EncoderModel.sentences": "0cd1c4019720c623",
-        "Bert.__init__": "2ae65bcfedc15214",
+        "Bert.__init__": "a33cca6241cb90c3",
         "Bert.encode": "e3c1edb3419fa605",
         "MaskedWordHead.__init__": "680618bf32dcc2bc",
         "MaskedWordHead.forward": "fbe895aac92a9a6c",
+        "ReplacedWordHead.__init__": "58d55e35f001bfee",
+        "ReplacedWordHead.forward": "69c7127d98f5266b",
         "SentenceHead.__init__": "5b60ba410faedd35",
         "SentenceHead.forward": "e60a89bb40382271",
         "SpanHead.__init__": "df4f84d2c732c24a",
@@ -74,7 +76,8 @@ WRITTEN_FOR: dict[str, dict[str, str]] = {
         "answer_head": "bb3d45f906866035",
         "attend_grouped": "89f7201492117525",
         "_attend": "fa92e13139b527aa",
-        "pretraining_sums": "475a98e17d04e252",
+        "pretraining_sums": "b6abd7296316463d",
+        "_replaced_sums": "685a96c252320bc0",
         "answer_sums": "10ecb097c153c278",
         "by_sequence": "8adcc9a3363549d0",
         "_cross_entropy": "b559518ae02b6b37",
@@ -85,13 +88,13 @@ WRITTEN_FOR: dict[str, dict[str, str]] = {
     "modern": {
         "EncoderModel.__init__": "69a40fae615e8d3c",
         "EncoderModel.encode": "fcb3cc3682d2bf97",
-        "EncoderModel.forward": "bc87ef7d613e4ede",
+        "EncoderModel.forward": "1b2e147a78a12d3a",
         "EncoderModel.sentences": "0cd1c4019720c623",
         "Embeddings.__init__": "4442e1eb2596053b",
         "Embeddings.forward": "f11fd3887c46ce42",
         "Layer.__init__": "a4b89f69ec66fbe5",
         "Layer.forward": "e7c99ce569d3fea9",
-        "Modern.__init__": "aed8cbccdfc5eeec",
+        "Modern.__init__": "d61290c4a20147df",
         "Modern.encode": "6343935d93eef1df",
         "Modern.sentences": "17def2468be304d0",
         "MaskedWordHead.__init__": "8dc0a42e9e034cfc",
@@ -105,7 +108,8 @@ WRITTEN_FOR: dict[str, dict[str, str]] = {
         "attend_grouped": "89f7201492117525",
         "_attend": "fa92e13139b527aa",
         "_attend_nearby": "745aa5ef65ad01e3",
-        "pretraining_sums": "475a98e17d04e252",
+        "pretraining_sums": "b6abd7296316463d",
+        "_replaced_sums": "685a96c252320bc0",
         "answer_sums": "10ecb097c153c278",
         "by_sequence": "8adcc9a3363549d0",
         "_cross_entropy": "b559518ae02b6b37",

@@ -31,6 +31,15 @@ class HeadResult(NamedTuple):
     dx: Tensor
 
 
+class ReplacedResult(NamedTuple):
+    """Loss, correct answers and tokens asked of replaced-token detection, and the scaled gradient of all rows."""
+
+    loss: Tensor
+    correct: Tensor
+    tokens: Tensor
+    dx: Tensor
+
+
 class FusedHeads:
     """The heads on rows of the last layer. Gradients of parameters go into the arena."""
 
@@ -76,6 +85,27 @@ class FusedHeads:
         dhidden_operand = Operand(dhidden)
         transform.weight_gradient(dhidden_operand, Operand(x), accumulate)
         return HeadResult(loss, correct, transform.input_gradient(dhidden_operand))
+
+    def replaced_words(self, x: Tensor, replaced: Tensor, scale: Tensor, accumulate: bool) -> ReplacedResult:
+        name, views = "replaced_words", self.views
+        transform, rows = Matrix(views, f"{name}.transform.weight"), Operand(x)
+        hidden = transform.product(rows, views.value16(f"{name}.transform.bias"))
+        activated = aten.gelu(hidden)
+        weight = views.value16(f"{name}.score.weight")  # [1, E]
+        logits = torch.mv(activated, weight[0]).float() + views.value(f"{name}.score.bias")
+        is_asked, answer = replaced != IGNORED, (replaced == 1).float()
+        losses = (logits.clamp(min=0) - logits * answer + torch.log1p(torch.exp(-logits.abs()))) * is_asked
+        correct = (((logits >= 0) == (answer > 0)) & is_asked).sum().float()
+
+        dlogits = (logits.sigmoid() - answer) * is_asked * scale[0]  # [T]
+        self._write(f"{name}.score.weight", (dlogits[None] @ activated.float()), accumulate)
+        self._write(f"{name}.score.bias", dlogits.sum()[None], accumulate)
+        dactivated = dlogits.to(weight.dtype)[:, None] * weight
+        dhidden = aten.gelu_backward(dactivated, hidden)
+        self._write(f"{name}.transform.bias", row_sum(dhidden), accumulate)
+        dhidden_operand = Operand(dhidden)
+        transform.weight_gradient(dhidden_operand, rows, accumulate)
+        return ReplacedResult(losses.sum(), correct, is_asked.sum().float(), transform.input_gradient(dhidden_operand))
 
     def _keep_mask(self, x: Tensor, context: PassContext) -> Tensor | None:
         """The factors of a head's dropout on its input; None without dropout."""

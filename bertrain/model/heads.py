@@ -32,6 +32,18 @@ class MaskedWordHead(nn.Module):
         return logits if logits.shape[1] == self.vocab_size else logits[:, : self.vocab_size]
 
 
+class ReplacedWordHead(nn.Module):
+    """A score per token: above 0, that it was replaced (ELECTRA's discriminator)."""
+
+    def __init__(self, settings: ModelSettings) -> None:
+        super().__init__()
+        self.transform = nn.Linear(settings.hidden_size, settings.hidden_size)
+        self.score = nn.Linear(settings.hidden_size, 1)
+
+    def forward(self, x: Tensor) -> Tensor:  # [T, E] -> [T]
+        return self.score(F.gelu(self.transform(x)))[:, 0]
+
+
 class SentenceHead(nn.Module):
     """Pool [CLS], then classify. For next sentences, class 0: B follows A; class 1: B is random."""
 
@@ -85,14 +97,25 @@ def answer_head(settings: ModelSettings) -> SentenceHead | SpanHead | TagHead | 
             return None
 
 
-def pretraining_sums(mlm_logits: Tensor, nsp_logits: Tensor | None, batch: Batch) -> Sums:
+def pretraining_sums(
+    mlm_logits: Tensor, nsp_logits: Tensor | None, batch: Batch, rtd_logits: Tensor | None = None
+) -> Sums:
     """Summed cross-entropies and counts of correct predictions; empty slots are ignored."""
     mlm_loss, mlm_correct = _cross_entropy(mlm_logits, batch.mlm_labels)
-    if nsp_logits is None:
-        zero = torch.zeros_like(mlm_loss)
-        return Sums(mlm_loss=mlm_loss, sequence_loss=zero, mlm_correct=mlm_correct, sequence_correct=zero)
-    nsp_loss, nsp_correct = _cross_entropy(nsp_logits, batch.nsp_labels)
-    return Sums(mlm_loss=mlm_loss, sequence_loss=nsp_loss, mlm_correct=mlm_correct, sequence_correct=nsp_correct)
+    nsp_loss = nsp_correct = torch.zeros_like(mlm_loss)
+    if nsp_logits is not None:
+        nsp_loss, nsp_correct = _cross_entropy(nsp_logits, batch.nsp_labels)
+    replaced = (None, None, None) if rtd_logits is None else _replaced_sums(rtd_logits, batch)
+    return Sums(mlm_loss, nsp_loss, mlm_correct, nsp_correct, *replaced)
+
+
+def _replaced_sums(logits: Tensor, batch: Batch) -> tuple[Tensor, Tensor, Tensor]:
+    """Loss, correct answers and tokens asked of replaced-token detection."""
+    assert batch.replaced is not None
+    is_asked, is_replaced = batch.replaced != IGNORED, batch.replaced == 1
+    losses = F.binary_cross_entropy_with_logits(logits.float(), is_replaced.float(), reduction="none")
+    correct = ((logits.detach() >= 0) == is_replaced) & is_asked
+    return (losses * is_asked).sum(), correct.sum().float(), is_asked.sum().float()
 
 
 def _cross_entropy(logits: Tensor, labels: Tensor, weights: Tensor | None = None) -> tuple[Tensor, Tensor]:

@@ -100,7 +100,7 @@ class Modern(EncoderModel):
         self.layers = nn.ModuleList(Layer(settings, number) for number in range(settings.num_layers))
         self.final_norm = _norm(settings)
         self.masked_words = MaskedWordHead(settings) if settings.head == "pretrain" else None
-        self.next_sentence = None
+        self.next_sentence = self.replaced_words = None
         has_answers = settings.head not in ("pretrain", "embed")
         pools = PoolingHead(settings) if settings.head == "embed" else None
         self.answer = AnswerHead(settings) if has_answers else pools

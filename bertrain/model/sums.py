@@ -1,6 +1,6 @@
 """Sums of losses and of correct predictions over bins, and their layout as one vector.
 
-On a device they are a vector [4], so that bins, and ranks, add them in one operation. Only this file knows its order.
+On a device they are one vector, so that bins, and ranks, add them in one operation. Only this file knows its order.
 """
 
 from __future__ import annotations
@@ -14,18 +14,23 @@ from torch import Tensor
 class Sums(NamedTuple):
     """Sums over one bin, scalars on its device.
 
-    Pre-training predicts masked words (`mlm_`) and, per sequence, whether B follows A. Fine-tuning predicts one answer
-    per sequence; only the tag head predicts words, which `mlm_` then counts.
+    Pre-training predicts masked words (`mlm_`) and, per sequence, whether B follows A; with `model.rtd` also, for some
+    tokens, whether they were replaced (`rtd_`). Fine-tuning predicts one answer per sequence; only the tag head
+    predicts words, which `mlm_` then counts.
     """
 
     mlm_loss: Tensor
     sequence_loss: Tensor
     mlm_correct: Tensor
     sequence_correct: Tensor
+    rtd_loss: Tensor | None = None
+    rtd_correct: Tensor | None = None
+    rtd_tokens: Tensor | None = None
 
     def pack(self) -> Tensor:
-        """The vector [4] of these sums, without gradients."""
-        return torch.stack([value.detach() for value in self])
+        """The vector of these sums, without gradients."""
+        zero = torch.zeros_like(self.mlm_loss)
+        return torch.stack([zero if value is None else value.detach() for value in self])
 
 
 class Totals(NamedTuple):
@@ -35,6 +40,9 @@ class Totals(NamedTuple):
     sequence_loss: float
     mlm_correct: float
     sequence_correct: float
+    rtd_loss: float
+    rtd_correct: float
+    rtd_tokens: float
 
     @classmethod
     def unpack(cls, packed: Tensor) -> Totals:

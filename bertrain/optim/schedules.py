@@ -30,7 +30,8 @@ def in_steps(schedule: ScheduleSettings, max_steps: int) -> ScheduleSettings:
     """The schedule with shares of `max_steps` converted to steps."""
     if schedule.warmup_share:
         steps = round(schedule.warmup_share * max_steps)
-        schedule = replace(schedule, warmup_share=0.0, warmup_steps=steps, decay_start=steps)
+        end = schedule.start_warmup_step + steps
+        schedule = replace(schedule, warmup_share=0.0, warmup_steps=steps, decay_start=end)
     if schedule.decay_share:
         steps = round(schedule.decay_share * max_steps)
         schedule = replace(schedule, decay_share=0.0, decay_start=max_steps - steps)

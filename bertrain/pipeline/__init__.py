@@ -1,1 +1,1 @@
-"""`bertrain train`: text in, a trained model out, by the verbs below it."""
+"""`bertrain train`: text in, a trained model out, by the commands below it."""

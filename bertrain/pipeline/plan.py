@@ -90,7 +90,7 @@ class Choice:
 
 
 @dataclass(frozen=True)
-class Plan:
+class TrainingPlan:
     """Everything that was chosen."""
 
     recipe: str
@@ -118,7 +118,7 @@ class Plan:
         return lines
 
 
-def make_plan(
+def plan_training(
     text: Text,
     machine: Machine,
     *,
@@ -127,7 +127,7 @@ def make_plan(
     init: str = "",
     no_pairs: str = "",
     given: Mapping[str, str] | None = None,
-) -> Plan:
+) -> TrainingPlan:
     """Choose for a text, a machine and a budget. `given` are settings of the user, which stand above every choice.
 
     `no_pairs` is the reason why the weights `init` learn no sentence pairs, if they do not.
@@ -215,7 +215,7 @@ def make_plan(
     overrides |= given
     choices = [one for one in choices if given.keys().isdisjoint(SETTING_OF.get(one.what, ()))]
     choices += [Choice(key, given[key], "as you set it") for key in typed]
-    return Plan(recipe, overrides, vocabulary, tuple(choices))
+    return TrainingPlan(recipe, overrides, vocabulary, tuple(choices))
 
 
 def refuse_too_little(text: Text) -> None:

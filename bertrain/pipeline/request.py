@@ -7,15 +7,22 @@ from pathlib import Path
 from typing import Any
 
 from bertrain.base.errors import UserError
-from bertrain.base.files import is_writable
+from bertrain.base.files import HUB_PREFIX, absolute, existing_parent, is_writable
 from bertrain.base.units import parse_duration
 from bertrain.config.choices import DocumentEnd, OnError
-from bertrain.config.resolve import as_pairs, resolve
+from bertrain.config.resolve import absolute_overrides, resolve
 from bertrain.data.text.languages import check_language
 from bertrain.pipeline.plan import HELD_OUT, Size
-from bertrain.weights.hub import PREFIX, absolute
 
 TASKS = ("classify",)
+OF_BOTH = tuple(
+    f"train.{name}"
+    for name in (
+        "device", "precision", "kernels", "isa", "threads", "binding", "allocator", "openmp", "backend",
+        "deterministic", "seed", "hang_timeout",
+    )
+)  # fmt: skip
+"""Settings that hold for pre-training and for the fine-tuning after it."""
 
 
 @dataclass(frozen=True)
@@ -43,8 +50,12 @@ class Request:
         return {name: getattr(self, name) for name in names}
 
     def settings(self, *, of_task: bool) -> dict[str, str]:
-        """The user's settings of the task, or all others."""
-        return {key: value for key, value in self.overrides if key.startswith("task.") == of_task}
+        """The user's settings of the fine-tuning, or of the pre-training; those of machine and log are of both."""
+        return {
+            key: value
+            for key, value in self.overrides
+            if key.startswith("task.") == of_task or (of_task and (key.startswith("log.") or key in OF_BOTH))
+        }
 
     def without_logging(self) -> Request:
         """The request without settings of what is printed and logged, which a repeated command may change."""
@@ -67,7 +78,7 @@ def make_request(given: dict[str, Any]) -> Request:
     paths = [inputs] if isinstance(inputs, str | Path) else list(inputs)
     values["inputs"] = tuple(str(Path(path).resolve()) for path in paths)
     values["init"] = absolute(values["init"])
-    values["overrides"] = tuple(as_pairs(values["overrides"]))
+    values["overrides"] = tuple(absolute_overrides(values["overrides"]).items())
     request = Request(**values)
     if not 0 < request.evaluation_share < 1:
         share = f"--eval is {request.evaluation_share:g}"
@@ -102,17 +113,20 @@ def check_request(request: Request, out: Path) -> None:
             raise UserError(
                 "output-in-input", f"--out {out} is inside the text folder {path}; choose a folder outside it"
             )
-    if not is_writable(next(path for path in (place, *place.parents) if path.exists())):
+    if not is_writable(existing_parent(place)):
         raise UserError("unwritable-folder", f"cannot write {out}; choose another --out")
     given = request.settings(of_task=False)
     if "evaluate.data" in given:
         cure = "leave evaluate.data out; --eval sets how much"
         raise UserError("conflicting-options", f"`train` evaluates on text that it holds out; {cure}")
+    if given.get("data.generator") and not request.init:
+        cure = "use `pretrain`, on data prepared with the generator's vocab.txt"
+        raise UserError("conflicting-options", f"`train` makes a vocabulary, but data.generator has its own; {cure}")
     recipe = "bert-tiny" if request.size == "auto" else f"bert-{request.size}"
     settings = resolve(recipe, given | {"evaluate.data": str(out / HELD_OUT)})
     if "train.epochs" in dict(request.overrides) and not settings.train.epochs:
         raise UserError("no-length", "train.epochs is 0, so there is nothing to train; give more, or leave it out")
-    if request.init and not request.init.startswith(PREFIX):
+    if request.init and not request.init.startswith(HUB_PREFIX):
         open_source(request.init, hashes=False)
     if request.task:
         kind, _, file = request.task.partition("=")

@@ -27,19 +27,18 @@ from types import FrameType
 
 from bertrain.base.console import warn
 from bertrain.base.errors import RequeueError, StoppedError, UserError, nearest
-from bertrain.base.files import write_atomically
+from bertrain.base.files import absolute, write_atomically
 from bertrain.base.formatting import GIB, counted
 from bertrain.base.machine import under_launcher
 from bertrain.base.schema import JsonError, load_json
 from bertrain.config.recipe import recipe_names
-from bertrain.config.resolve import Overrides, as_pairs, resolve
+from bertrain.config.resolve import Overrides, absolute_overrides, resolve
 from bertrain.config.settings import Settings
 from bertrain.pipeline.folder import locked
 from bertrain.pipeline.sweep_results import Swept, rank_runs
 from bertrain.ranks.signals import LAUNCHER, STOP_SIGNALS, handling
 from bertrain.run.folder import Run
 from bertrain.tasks.registry import task_names
-from bertrain.weights.hub import absolute
 
 SWEEP, OUTPUT = "sweep.json", "output"
 LONGEST_NAME = 160  # of a run folder; file systems allow 255 bytes
@@ -152,7 +151,7 @@ def make_request(
         raise UserError("unknown-recipe", f"{what!r} is neither a recipe nor a task{nearest(what, names)}")
     if not (grid or seeds):
         raise UserError("missing-option", "nothing to vary: give --grid SETTING=VALUE,VALUE, or --seeds 3")
-    given = dict(as_pairs(overrides))
+    given = absolute_overrides(overrides)
     for key in [*grid, *(["train.seed"] if seeds else [])]:
         if key in given or (key == "train.seed" and seeds and key in grid):
             raise UserError(
@@ -338,8 +337,8 @@ def _start(request: Request, run: PlannedRun, out: Path, slots: Slots, slot: int
     """Start the process of a run on the cores and the GPU of its slot."""
     folder = out / run.name
     _wait_until_free(folder)
-    verb = "finetune" if request.what in task_names() else "pretrain"
-    command = [sys.executable, "-u", "-m", "bertrain", verb, request.what, "--data", request.data, "--run", str(folder)]
+    kind = "finetune" if request.what in task_names() else "pretrain"
+    command = [sys.executable, "-u", "-m", "bertrain", kind, request.what, "--data", request.data, "--run", str(folder)]
     command += ["--init", request.init] if request.init else []
     command += ["--settings", request.settings_file] if request.settings_file else []
     command += [f"--{key}={value}" for key, value in (request.overrides | run.changes).items()]

@@ -14,7 +14,7 @@ from bertrain.base.formatting import headline_of, is_better_low, show, title_of
 from bertrain.reports.history import read
 from bertrain.reports.report import report
 from bertrain.run.records import is_metric
-from bertrain.training.task_results import NO_SCORES, metrics_of
+from bertrain.training.task_results import NO_SCORES, metrics_of, sample_deviation
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -38,8 +38,7 @@ class Point:
 
     @property
     def deviation(self) -> float:
-        """The sample standard deviation; 0 for a single run."""
-        return statistics.stdev(self.values) if len(self.values) > 1 else 0.0
+        return sample_deviation(self.values)
 
 
 @dataclass(frozen=True)
@@ -85,8 +84,9 @@ def rank_runs(out: Path, done: Sequence[tuple[dict[str, str], Path]], failed: Ma
     ]
     metric = headline_of(list(evaluated[0])) if evaluated else None
     if metric is None:  # without evaluations
-        metric = "loss"
         evaluated = [read(run, run.name).summary.last for _, run in done]
+        # of pre-training, the part of the loss that has no setting in it
+        metric = "mlm_loss" if all("mlm_loss" in last for last in evaluated) else "loss"
     sign = 1 if is_better_low(metric) else -1
 
     def order(value: float) -> float:

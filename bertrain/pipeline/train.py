@@ -1,4 +1,4 @@
-"""`bertrain train`: one command from text to a model, by calling the verbs below it in order.
+"""`bertrain train`: one command from text to a model, by calling the commands below it in order.
 
 OUT/plan.json     what was asked for, written first, and what was chosen, written before the training
 OUT/text          `data extract`: the text, a sentence per line, and held-out documents
@@ -30,7 +30,7 @@ from typing import Any
 
 from bertrain.base.console import tell
 from bertrain.base.errors import UserError
-from bertrain.base.files import write_atomically
+from bertrain.base.files import HUB_PREFIX, write_atomically
 from bertrain.base.formatting import BASELINE, compact, counted, duration, show_brief, title_of, wrap
 from bertrain.base.machine import is_first_rank, under_launcher
 from bertrain.base.schema import Count, JsonError, check_value, load_json
@@ -41,11 +41,10 @@ from bertrain.config.settings import Settings
 from bertrain.data.text.documents import EXTRACT_DESCRIPTION, EXTRACT_TRAINING
 from bertrain.data.text.survey import survey
 from bertrain.pipeline.folder import locked
-from bertrain.pipeline.plan import HELD_OUT, Machine, Plan, Size, Text, make_plan, refuse_too_little
+from bertrain.pipeline.plan import HELD_OUT, Machine, Size, Text, TrainingPlan, plan_training, refuse_too_little
 from bertrain.pipeline.request import Request, check_request, make_request
 from bertrain.run.folder import TRAIN_PLAN, Run
 from bertrain.run.records import EndRecord, EvaluationRecord, last_record
-from bertrain.weights.hub import PREFIX
 
 VOCABULARY_BYTES = 100 << 20  # of text, in evenly spaced documents: more text says hardly more about words
 USEFUL = 1.2  # times the baseline: below, a model knows little but frequencies
@@ -141,13 +140,13 @@ def dry_run(inputs: str | Path | Iterable[str | Path], out: str | Path, *, nproc
 # --- the plan ---------------------------------------------------------------------------------------------------
 
 
-def _kept_plan(request: Request, out: Path) -> Plan | None:
+def _kept_plan(request: Request, out: Path) -> TrainingPlan | None:
     """The plan in OUT, if there is one; refuses what another request began."""
     path = out / TRAIN_PLAN
     if not path.is_file():
         return None
     try:
-        kept = load_json(path, {"request": {}, "plan": Plan | None})
+        kept = load_json(path, {"request": {}, "plan": TrainingPlan | None})
         begun = check_value(asdict(request) | kept["request"], Request)
     except JsonError as error:
         raise UserError("damaged-file", f"{path} is damaged ({error}); choose another --out") from None
@@ -157,7 +156,7 @@ def _kept_plan(request: Request, out: Path) -> Plan | None:
         cure = f"use the same, or choose another --out; --init {quote(str(out / 'run'))} starts from its weights"
         was = f"{out} was started with {begun.describe(name)}, not with {request.describe(name)}"
         raise UserError("other-request", f"{was}; {cure}")
-    plan: Plan | None = kept["plan"]
+    plan: TrainingPlan | None = kept["plan"]
     if plan is None:
         return None
     before = dict(begun.overrides)
@@ -166,12 +165,12 @@ def _kept_plan(request: Request, out: Path) -> Plan | None:
     return replace(plan, overrides=overrides)
 
 
-def _write_plan(request: Request, plan: Plan | None, out: Path) -> None:
+def _write_plan(request: Request, plan: TrainingPlan | None, out: Path) -> None:
     content = {"request": asdict(request), "plan": None if plan is None else asdict(plan)}
     write_atomically(out / TRAIN_PLAN, json.dumps(content, indent=1) + "\n")
 
 
-def _plan(request: Request, out: Path, nproc: int) -> Plan:
+def _plan(request: Request, out: Path, nproc: int) -> TrainingPlan:
     """The plan in OUT, or a new one after the text is extracted and counted."""
     if kept := _kept_plan(request, out):
         tell(f"{out}: continuing, with the choices in {out / TRAIN_PLAN}")
@@ -188,7 +187,7 @@ def _plan(request: Request, out: Path, nproc: int) -> Plan:
     return plan
 
 
-def _wait_for_plan(request: Request, out: Path) -> Plan:
+def _wait_for_plan(request: Request, out: Path) -> TrainingPlan:
     """The plan, once the first rank has made it and prepared the data; if that fails, the launcher ends this rank."""
     while not all((out / name).exists() for name in (TRAIN_PLAN, "data", HELD_OUT)):
         time.sleep(0.5)
@@ -197,8 +196,8 @@ def _wait_for_plan(request: Request, out: Path) -> Plan:
     return plan
 
 
-def _choose(counts: Mapping[str, int], request: Request, nproc: int) -> Plan:
-    return make_plan(
+def _choose(counts: Mapping[str, int], request: Request, nproc: int) -> TrainingPlan:
+    return plan_training(
         Text(counts["documents"], counts["sentences"], counts["characters"]),
         measure_machine(dict(request.overrides).get("train.device", "auto"), nproc),
         budget=request.budget,
@@ -213,7 +212,7 @@ def _why_no_pairs(init: str) -> str:
     """Why the weights to begin with learn no sentence pairs; those of the Hub, not here yet, are taken for a BERT."""
     from bertrain.weights.source import open_source
 
-    settings = None if not init or init.startswith(PREFIX) else open_source(init, hashes=False).settings
+    settings = None if not init or init.startswith(HUB_PREFIX) else open_source(init, hashes=False).settings
     if settings is None or (settings.family == "bert" and not settings.is_roberta):
         return ""
     return "RoBERTa has none" if settings.is_roberta else f"model.family {settings.family} has none"
@@ -253,7 +252,7 @@ def _extract(request: Request, out: Path) -> dict[str, int]:
     return counts
 
 
-def _prepare(plan: Plan, request: Request, out: Path) -> None:
+def _prepare(plan: TrainingPlan, request: Request, out: Path) -> None:
     """Train the vocabulary, or take that of the weights, and turn the text into examples."""
     from bertrain.data.prepare.prepare import prepare
     from bertrain.data.text.progress import unit_progress
@@ -294,7 +293,7 @@ def _workers() -> int:
 # --- training ---------------------------------------------------------------------------------------------------
 
 
-def _pretrain(plan: Plan, request: Request, out: Path, nproc: int) -> None:
+def _pretrain(plan: TrainingPlan, request: Request, out: Path, nproc: int) -> None:
     settings = plan.settings(out / HELD_OUT)
     num_ranks = _num_ranks(settings, nproc)
     if num_ranks > 1:
@@ -361,7 +360,7 @@ def measure_machine(device: str = "auto", nproc: int = 0) -> Machine:
 # --- what is handed over ----------------------------------------------------------------------------------------
 
 
-def _hand_over(plan: Plan, request: Request, out: Path) -> None:
+def _hand_over(plan: TrainingPlan, request: Request, out: Path) -> None:
     """Write the report, the Transformers folder with its card, and the recipe of the run."""
     from bertrain.reports.report import report
     from bertrain.weights.card import model_card

@@ -55,7 +55,7 @@ def required_costs(settings: Settings, size: WorkSize, *, is_fused: bool) -> dic
     width, inner, vocabulary = model.hidden_size, model.intermediate_size, model.padded_vocab_size
     tokens = size.tokens
     rows = [tokens] * model.num_layers
-    if is_fused:
+    if is_fused and not model.rtd:
         rows[-1] = size.predictions + (size.sequences if model.nsp else 0)
     all_rows = sum(rows)
 
@@ -67,6 +67,8 @@ def required_costs(settings: Settings, size: WorkSize, *, is_fused: bool) -> dic
     heads += elementwise(size.predictions * vocabulary, 2, wide) + elementwise(size.predictions * width, 10, wide)
     if model.nsp:
         heads += linear(size.sequences, width, width, wide)
+    if model.rtd:
+        heads += linear(tokens, width, width, wide) + elementwise(tokens * width, 8, wide)
     attention = np.array([12.0 * attended_pairs(model, tokens, size.pairs) * width, 0.0])
     gated = inner if model.family == "bert" else 2 * inner  # outputs of the first feed-forward product
     parameters, _ = count_parameters(model)

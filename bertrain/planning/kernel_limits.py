@@ -11,10 +11,13 @@ MOST_TOKENS = 8 * 65_535  # rows of one launch: CUDA allows 65,535 blocks along 
 def why_unfit(settings: Settings, *, on_gpu: bool = True) -> str:
     """The setting that the kernels cannot compute in their own precisions; empty if they can compute all."""
     model, budget = settings.model, settings.batch.token_budget
+    evaluated = settings.evaluate.batch_size * settings.data.max_seq_length
     if model.family != "bert" and model.head not in ("pretrain", "embed"):
         return f"model.family {model.family} has no kernels for model.head {model.head} yet"
     if on_gpu and budget > MOST_TOKENS:
         return f"batch.token_budget {budget:,} is more than the {MOST_TOKENS:,} of one launch"
+    if on_gpu and evaluated > MOST_TOKENS:
+        return f"evaluate.batch_size may take {evaluated:,} tokens, more than the {MOST_TOKENS:,} of one launch"
     if model.head_size not in (16, 32, 64, 128):
         return f"heads of {model.head_size} are not 16, 32, 64 or 128 wide"
     if settings.train.precision == "fp8":

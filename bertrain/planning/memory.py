@@ -85,6 +85,8 @@ def estimate(settings: Settings, size: BinSize, *, ranks: int, engine: EngineNam
     bin = _plain_bin(settings, size, on_gpu)
     if engine != "plain":
         bin = _fused_bin(settings, size) if is_fused else _compiled_bin(settings, size)
+    if settings.model.rtd:
+        bin["replaced words"] = _replaced_words(settings, size)
     has_kernels = is_fused and issubclass(rule, AdamW)
     update = 0 if has_kernels else rule.TEMPORARY_BYTES * parameters // share
     if not on_gpu:  # both measured: oneDNN reorders operands, and malloc keeps some of what a bin gave back
@@ -153,6 +155,14 @@ def _compiled_bin(settings: Settings, size: BinSize) -> dict[str, int]:
     )
 
 
+def _replaced_words(settings: Settings, size: BinSize) -> int:
+    """The head of replaced-token detection on all tokens, and the generator's scores; its weights are few."""
+    one = 4 if settings.train.precision in ("fp32", "tf32", "bf32") else 2  # bytes
+    head = size.tokens * 3 * one * settings.model.hidden_size
+    scores = int(settings.data.replaced_share * size.predictions) * settings.model.vocab_size * one
+    return head + scores
+
+
 def _larger(*, backward: int, scores: int) -> dict[str, int]:
     """What comes on top of the activations: the two are not there at the same time."""
     return {"a layer's backward pass": backward} if backward > scores else {"scores of masked words": scores}
@@ -174,7 +184,8 @@ def _fused_bin(settings: Settings, size: BinSize) -> dict[str, int]:
         everything = products + 4 * width + 2 * inner
     kept = {"none": everything, "selective": products, "full": 2 * width}[settings.train.activation_checkpointing]
     # The last layer computes the rows alone that somebody reads, after attention.
-    last = kept if settings.train.activation_checkpointing == "full" else 10 * width + 4 * model.num_heads
+    reads_all = settings.train.activation_checkpointing == "full" or model.rtd
+    last = kept if reads_all else 10 * width + 4 * model.num_heads
     again = everything - kept
     casts = 24 * width if eight else 0  # a gradient in 16 bits and twice in 8, while the first step measures
     return {"activations of a bin": tokens * ((model.num_layers - 1) * kept + last + 4 * width)} | _larger(

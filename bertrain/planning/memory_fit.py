@@ -27,29 +27,29 @@ from bertrain.planning.memory import BinSize, Estimate, estimate
 BUDGET_STEP = 64  # token budgets found here are multiples of it, as 8-bit matrix products need
 
 
-def room(device: torch.device, local_ranks: int) -> tuple[int, str]:
+def available_memory(device: torch.device, local_ranks: int) -> tuple[int, str]:
     """Bytes that each rank of this machine may use, and a label that says of which memory."""
     if device.type == "cuda":
         sharing, label = -(-local_ranks // torch.cuda.device_count()), f"of {torch.cuda.get_device_name(device)}"
         there = torch.cuda.get_device_properties(device).total_memory
     else:
-        free = [bytes for bytes in (free_memory(), cgroup_room(Path("/sys/fs/cgroup"))) if bytes is not None]
+        free = [bytes for bytes in (free_memory(), cgroup_memory(Path("/sys/fs/cgroup"))) if bytes is not None]
         if not free:
             return 1 << 62, "unknown here"
         sharing, label, there = local_ranks, "free", min(free)
     return there // sharing, f"{label}, shared by {sharing} ranks" if sharing > 1 else label
 
 
-def cgroup_room(root: Path, own: Path = Path("/proc/self/cgroup")) -> int | None:
+def cgroup_memory(root: Path, own: Path = Path("/proc/self/cgroup")) -> int | None:
     """Bytes left in the tightest cgroup of this process, such as its container; None without a limit."""
     lines = read_or_empty(own).splitlines()
     path = next((line.removeprefix("0::") for line in lines if line.startswith("0::")), "/")
     folder = root / path.lstrip("/")
-    rooms = [_room_in(place) for place in (folder, *folder.parents) if place.is_relative_to(root)]
-    return min((bytes for bytes in rooms if bytes is not None), default=None)
+    left = [_memory_in(place) for place in (folder, *folder.parents) if place.is_relative_to(root)]
+    return min((bytes for bytes in left if bytes is not None), default=None)
 
 
-def _room_in(cgroup: Path) -> int | None:
+def _memory_in(cgroup: Path) -> int | None:
     try:
         limit, used = (cgroup / "memory.max").read_text(), int((cgroup / "memory.current").read_text())
         if limit.strip() == "max":

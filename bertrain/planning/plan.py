@@ -168,9 +168,11 @@ def make_plan(wish: Wish, count: int) -> Plan:
         steps = steps_of(settings, sizes) or 0
         if not steps:
             raise UserError("no-steps-to-plan", "the recipe trains for a time, not for steps; set --train.max_steps")
-        every = settings.evaluate.every_samples
+        evaluate = settings.evaluate
+        every = mlperf_interval(settings.nominal_sequences) if evaluate.rule == "mlperf" else evaluate.every_samples
         evaluations = sizes.full_steps(steps) * sequences / every if settings.evaluates and every else 0.0
-    evaluation = evaluations * evaluation_seconds(settings, cluster, design, EVALUATED)
+    examples = EVALUATED if wish.target else settings.evaluate.max_examples or EVALUATED
+    evaluation = evaluations * evaluation_seconds(settings, cluster, design, examples)
     seconds = START_UP_S + sizes.full_steps(steps) * step.seconds + evaluation
     hours = count * seconds / 3600
     waiting = step.imbalance / (step.seconds - step.exchange - step.optimizer - step.stragglers)

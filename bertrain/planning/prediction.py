@@ -9,10 +9,8 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, replace
 from functools import cache
-from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import torch
 
 from bertrain.base import isa
@@ -26,6 +24,7 @@ from bertrain.planning.devices import Gpu, find_gpu, find_network, with_ceilings
 from bertrain.planning.plan import (
     DRAWN,
     START_UP_S,
+    AnyInts,
     covers_engine,
     deal_steps,
     global_batch,
@@ -36,7 +35,6 @@ from bertrain.planning.plan import (
 from bertrain.planning.speed import Ceilings, measure_ceilings
 from bertrain.planning.step_time import Cluster, Design, Load, compute_seconds, step_time
 
-AnyInts = npt.NDArray[np.signedinteger[Any]]
 JITTER = 0.01  # of the ranks' times
 RATES_S = 0.02  # to measure each rate of a CPU
 

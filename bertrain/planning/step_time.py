@@ -6,6 +6,8 @@ Assumptions:
   and the optimizer their bytes. Every kernel takes 5.1 us more (launch, filling and draining the GPU), a product half a
   wave of its tiles. The shares are measured on an H200 and taken for all GPUs; a measured step of the same GPU scales
   all of them by one factor.
+- bertrain's attention fills the GPU. A kernel that computes a whole head of a sequence on one processor does not where
+  sequences are few: the longest then takes as long as in any bin.
 - Without CUDA graphs the host launches every kernel, ahead of the GPU: a rank takes the longer of its computation and
   of its launches. Their time is that of Transformers' Trainer where its step does not grow with the batch, for each
   kernel that bertrain has in such a step. It depends on the program: NVIDIA's takes less than half as long.
@@ -30,7 +32,7 @@ import numpy.typing as npt
 
 from bertrain.config.choices import EngineName
 from bertrain.config.model_size import attended_pairs, count_parameters
-from bertrain.config.settings import Settings
+from bertrain.config.settings import ModelSettings, Settings
 from bertrain.planning import costs
 from bertrain.planning.collectives import Group, all_reduce, finish_exchange, gather
 from bertrain.planning.devices import Gpu, Network
@@ -74,6 +76,23 @@ class Load:
 
 
 @dataclass(frozen=True)
+class AttentionKernel:
+    """Attention that is not bertrain's."""
+
+    rate: float
+    """Operations per second on the whole GPU."""
+    rows: float
+    """Of the longest sequence: one processor computes them alone, for one head."""
+    columns: float
+    """Keys with which it multiplies each of them, however short the sequence."""
+
+    def seconds(self, model: ModelSettings, bins: Floats, pairs: Floats, processors: int) -> Floats:
+        """Both passes of all layers. In a bin of few sequences, most processors wait for those of the longest."""
+        alone = bins * processors / model.num_heads * self.rows * self.columns
+        return 12 * model.num_layers * model.hidden_size * np.maximum(pairs, alone) / self.rate
+
+
+@dataclass(frozen=True)
 class Design:
     """How a program exchanges gradients and updates weights."""
 
@@ -85,6 +104,8 @@ class Design:
     """Which ranks share the update: none, those of a machine, or all."""
     weight_bytes: int = 4
     """Of a parameter that is gathered after a sharded update."""
+    copied_bytes: float = 0.0
+    """Of each parameter, that every rank reads and writes in a step to copy gradients and weights."""
     is_fused: bool = True
     """Whether the last layer is computed only for the rows that the heads read."""
     launches: float = 1.0
@@ -93,6 +114,8 @@ class Design:
     """Factor on the time of all computation, against bertrain's kernels."""
     host_s: float = 0.0
     """Seconds of the host for each of bertrain's kernels, of HOST_S; 0: CUDA graphs replay them."""
+    attention: AttentionKernel | None = None
+    """None: bertrain's, which divides each sequence into tiles of 64 rows."""
 
     @staticmethod
     def of(settings: Settings, engine: EngineName | None = None) -> Design:
@@ -208,6 +231,8 @@ def compute_seconds(settings: Settings, load: Load, gpu: Gpu, design: Design) ->
     units = [each(costs.WorkSize(**{name: 1e6})) / 1e6 for name in ("tokens", "pairs", "predictions", "sequences")]
     sizes = (load.tokens, pairs, load.predictions, load.sequences)
     found = np.outer(load.bins, empty) + sum(np.outer(size, unit) for size, unit in zip(sizes, units, strict=True))
+    if design.attention is not None:
+        found[:, KINDS.index("attention")] = design.attention.seconds(model, load.bins, pairs, gpu.processors)
     return np.asarray(gpu.slowdown * design.slowdown * found)
 
 
@@ -217,12 +242,13 @@ def host_seconds(settings: Settings, load: Load, design: Design) -> Floats:
 
 
 def optimizer_seconds(settings: Settings, cluster: Cluster, design: Design) -> float:
-    """The update of a rank's share of the weights; the norm of the whole gradient is part of it."""
+    """The update of a rank's share of the weights, the norm of the whole gradient, and copies."""
     operations, moved = costs.required_costs(settings, costs.WorkSize(), is_fused=design.is_fused)[costs.OPTIMIZER]
     share = {"no": 1, "node": cluster.group.per_node, "all": cluster.count}[design.sharded]
     wide = settings.train.precision if settings.train.precision in costs.NARROW else "fp32"
     work = operations / cluster.gpu.rate("bf16" if wide == "fp8" else wide) + moved / cluster.gpu.memory
-    on_gpu = work / share + LAUNCHES[2] * (cluster.gpu.launch_s + cluster.gpu.fill_s)
+    copies = design.copied_bytes * count_parameters(settings.model)[0] / cluster.gpu.memory
+    on_gpu = work / share + copies + LAUNCHES[2] * (cluster.gpu.launch_s + cluster.gpu.fill_s)
     return max(on_gpu, LAUNCHES[2] * design.host_s)
 
 

@@ -2,19 +2,19 @@
 
 Each fit is a pair in `train.fits`: a step, and the last step of the run as known after it. The learning rate of a step
 follows from the newest fit before it. Until the first one the end is unknown, so the rate is that of the warm-up, or
-else the base rate.
+else the base rate; or with train.epochs, the end is theirs.
 """
 
 from __future__ import annotations
 
 import math
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 from bertrain.base.formatting import duration
 from bertrain.base.units import parse_duration
-from bertrain.config.settings import Settings
+from bertrain.config.settings import ScheduleSettings, Settings
 from bertrain.run.checkpoint import Progress
 from bertrain.run.folder import Run
 
@@ -30,7 +30,7 @@ FORWARD_SHARE = 0.4  # of the time to train on an example, to evaluate on one; u
 
 
 @dataclass(frozen=True)
-class Plan:
+class BudgetPlan:
     """The rest of a run under its budget."""
 
     last_step: int
@@ -39,7 +39,7 @@ class Plan:
     num_examples: int
     """Examples of an evaluation."""
 
-    def describe(self, before: Plan, train_budget: str, seconds_per_evaluation: float) -> str:
+    def describe(self, before: BudgetPlan, train_budget: str, seconds_per_evaluation: float) -> str:
         """How the evaluations differ from those of the plan `before`, in a sentence; empty if they do not."""
         changes = []
         if self.evaluation_interval != before.evaluation_interval:
@@ -52,16 +52,16 @@ class Plan:
         return f"{cost}: {', '.join(changes)}" if changes else ""
 
 
-def make_plan(
+def plan_budget(
     settings: Settings,
-    before: Plan,
+    before: BudgetPlan,
     progress: Progress,
     seconds_per_step: float,
     seconds_per_evaluation: float,
     *,
     can_shrink: bool,
     steps_ahead: Callable[[float], float] = lambda steps: steps,
-) -> Plan:
+) -> BudgetPlan:
     """The plan of a run that has reached `progress`, at its present speed.
 
     Evaluations take at most EVALUATION_SHARE of the budget: fewer of them, and fewer examples if one alone takes much
@@ -90,7 +90,19 @@ def make_plan(
         last_step = min(last_step, settings.train.max_steps)
     if last_step > progress.step and abs(last_step - before.last_step) <= TOLERANCE * before.last_step:
         last_step = before.last_step
-    return Plan(last_step, interval, num_examples)
+    return BudgetPlan(last_step, interval, num_examples)
+
+
+def schedule_of(step: int, settings: Settings, fits: Sequence[tuple[int, int]]) -> ScheduleSettings:
+    """The schedule of a step of a run with these fits.
+
+    A warm-up that is a share of an unknown length has a rate of 0 until the first fit, and begins there: else the rate
+    would jump.
+    """
+    schedule, train = settings.schedule, settings.train
+    if fits and step > fits[0][0] and schedule.warmup_share and not train.epochs:
+        return replace(schedule, start_warmup_step=fits[0][0])
+    return schedule
 
 
 def _rounded(value: float, *, up: bool = False) -> int:

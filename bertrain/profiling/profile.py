@@ -53,7 +53,6 @@ from bertrain.run.sensors import uuid_of
 from bertrain.run.telemetry import TelemetryWriter, device_sensors
 from bertrain.training import engine
 from bertrain.training.benchmark import only_steps
-from bertrain.training.fused_engine import FusedEngine
 from bertrain.training.loop import train_step
 from bertrain.training.precision import make_deterministic, set_precision
 from bertrain.training.resolve_auto import check_memory, find_token_budget, fit_to_data, resolve_auto
@@ -190,7 +189,7 @@ def _measure(
         steps = loader.steps(0, 0, plan.max_steps)
         stack.callback(steps.close)  # type: ignore[attr-defined] # a generator, whose thread prepares steps
         runner = StepRunner(state, settings, ranks, steps, Stopwatch(device))
-        is_fused = isinstance(state.engine, FusedEngine)
+        is_fused = engine.choose(settings, device, state.model)[0] == "fused"  # also below another one
         in_graphs = is_fused and device.type == "cuda"
         by_part: tuple[list[kineto.Launch], roofline.StepSize] | None = None
         if in_graphs:  # a graph hides which operator launches a kernel, so record without graphs first

@@ -22,7 +22,7 @@ from torch.profiler import record_function
 from bertrain.base.errors import UserError
 from bertrain.base.files import reading
 from bertrain.base.schema import Finite, JsonError, check_value, parse_json
-from bertrain.ranks.watchdog import Heartbeat
+from bertrain.ranks.watchdog import Heartbeat, Place
 
 REGIONS = {"data": "data", "sum over ranks": "all-reduce", "update": "optimizer"}
 """Names in a trace for places of the loop (`watchdog.PLACES`); forward and backward are separated below."""
@@ -66,7 +66,7 @@ class RegionMarks(Heartbeat):
         super().__init__()
         self._heartbeat, self._open = heartbeat, ExitStack()
 
-    def enter(self, place: str, step: int | None = None) -> None:
+    def enter(self, place: Place, step: int | None = None) -> None:
         self._heartbeat.enter(place, step)
         self.close()
         self._open.enter_context(record_function(REGIONS.get(place, place)))

@@ -181,6 +181,7 @@ def join(settings: TrainSettings) -> Iterator[Ranks]:
     local_rank, local_world = int(os.environ.get("LOCAL_RANK", 0)), int(os.environ.get("LOCAL_WORLD_SIZE", 1))
     device, _ = choose_device(settings.device, local_rank)
     bindings: list[Binding] = []
+    unbound = os.sched_getaffinity(0)
     if settings.binding == "auto":
         bindings = bind(local_rank, local_world, gpu_nodes(local_world) if device.type == "cuda" else ())
     cores = len(bindings[local_rank].cores) if bindings else len(os.sched_getaffinity(0)) // local_world
@@ -201,6 +202,7 @@ def join(settings: TrainSettings) -> Iterator[Ranks]:
     finally:
         if watchdog is not None:
             watchdog.stop()
+        os.sched_setaffinity(0, unbound)  # or the next join would take a share of this share
 
 
 _joined = itertools.count()  # joins of this process: several runs may follow each other on the same ranks

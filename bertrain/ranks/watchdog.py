@@ -19,6 +19,7 @@ from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from datetime import timedelta
 from pathlib import Path
+from typing import Final, Literal, get_args
 
 from torch.distributed.distributed_c10d import Store
 
@@ -26,11 +27,13 @@ from bertrain.base.errors import EXIT_HUNG, EXIT_LOST_RANK
 from bertrain.base.logs import note
 from bertrain.base.machine import read_or_empty
 
-STARTING, SAVING = "starting", "saving"
-PLACES = (
-    STARTING, "data", "forward and backward", "sum over ranks", "update", "agreeing on what comes next",
-    "reading results", "evaluation", SAVING,
-)  # fmt: skip
+STARTING: Final = "starting"
+SAVING: Final = "saving"
+Place = Literal[
+    "starting", "data", "forward and backward", "sum over ranks", "update", "agreeing on what comes next",
+    "reading results", "evaluation", "embedding", "saving",
+]  # fmt: skip
+PLACES: tuple[str, ...] = get_args(Place)
 """The parts of a step, in order: of ranks that do not move, the others wait for the one in the earliest part."""
 
 LEAST_PATIENCE_S = 600.0
@@ -51,8 +54,8 @@ class Heartbeat:
         self.first_step: int | None = None
         self.now: tuple[int, str, float] = (0, STARTING, time.monotonic())
 
-    def enter(self, place: str, step: int | None = None) -> None:
-        """Record that this rank enters `place`, one of PLACES, of the current step, or of `step`."""
+    def enter(self, place: Place, step: int | None = None) -> None:
+        """Record that this rank enters `place` of the current step, or of `step`."""
         if step is None:
             step = self.now[0]
         elif self.first_step is None:
@@ -162,8 +165,11 @@ class Watchdog:
                 self._end(beats)
 
     def _end_without_launcher(self) -> None:
-        """Stop this rank if its launcher is gone, as the system does for launchers of ours (`end_with_launcher`)."""
-        if os.getppid() == self._parent:
+        """Stop this rank if its launcher is gone, as the system does for launchers of ours (`end_with_launcher`).
+
+        A process that nobody launched as a rank may outlive its parent: `nohup bertrain pretrain ... &`, then log out.
+        """
+        if self._store is None or os.getppid() == self._parent:
             return
         if not self._orphaned_at:
             self._orphaned_at = time.monotonic()

@@ -55,6 +55,8 @@ CURVES = (
     Curve("mlm_accuracy", "Masked-word accuracy", "Share of masked words predicted correctly."),
     Curve("nsp_loss", "Next-sentence loss", "Mean cross-entropy of next-sentence prediction."),
     Curve("nsp_accuracy", "Next-sentence accuracy", "Share of pairs classified correctly; chance is 50%."),
+    Curve("rtd_loss", "Replaced-token loss", "Cross-entropy of replaced-token detection, per token of the step."),
+    Curve("rtd_accuracy", "Replaced-token accuracy", "Share of tokens correctly called replaced or original."),
 )
 COURSE = (
     Curve("learning_rate", "Learning rate", "As set by the schedule."),
@@ -70,7 +72,9 @@ def curves_of(histories: Sequence[History]) -> list[Curve]:
     """The curves to plot: the metrics of pre-training, other metrics, and the course of training."""
     metrics = list(dict.fromkeys(name for history in histories for name in history.metrics))
     known = [curve for curve in CURVES if curve.field in metrics]
-    left = [name for name in metrics if name not in YARDSTICKS and name not in (curve.field for curve in known)]
+    left = [
+        name for name in metrics if not name.startswith(YARDSTICKS) and name not in (curve.field for curve in known)
+    ]
     if any(curve.field.endswith("_loss") for curve in known):
         left = [name for name in left if name != "loss"]  # it is their sum
     others = [Curve(name, heading_of(name)) for name in left]

@@ -243,7 +243,7 @@ def step_text(seen: dict[str, Any], bar_width: int = BAR_WIDTH) -> str:
 
 def _metric_text(values: dict[str, Any]) -> str:
     """The total loss and the other metrics; the parts of the loss are in the report."""
-    names = [name for name in values if is_metric(name) and name not in YARDSTICKS]
+    names = [name for name in values if is_metric(name) and not name.startswith(YARDSTICKS)]
     shown = [name for name in names if name == "loss" or not is_better_low(name)]
     return "  ".join(f"{title_of(name)} {show(name, values[name])}" for name in shown or names)
 

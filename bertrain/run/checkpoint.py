@@ -167,11 +167,13 @@ def settle_best(folder: Path, progress: Progress) -> tuple[bool, str]:
     The counters know which step was the best; best.json may be older (a kill between the two) or name a checkpoint that
     is damaged or gone.
     """
+    stated = read_best(folder)
+    if progress.step and stated == progress.step and find_damage(folder / checkpoint_name(stated)) is None:
+        return True, ""  # the newest, which was evaluated after it was saved
     damage = find_damage(folder / checkpoint_name(progress.best_step)) if progress.best_step else "none was known"
     if damage is None:
         write_best(folder, progress)
         return True, ""
-    stated = read_best(folder)
     (folder / BEST).unlink(missing_ok=True)
     lost = f"the best checkpoint, of step {stated}, is lost ({damage}); the next evaluation is the best so far"
     return False, lost if stated else ""
@@ -215,8 +217,10 @@ def find_damage(checkpoint: Path, *, hashes: bool = True) -> str | None:
     """Describe what is wrong with a checkpoint; None if every file is as written, or only as long without `hashes`."""
     try:
         manifest = load_json(checkpoint / MANIFEST, dict.fromkeys(FILES, WRITTEN))
-    except OSError:
+    except FileNotFoundError:
         return f"{MANIFEST} is missing"
+    except OSError as error:
+        return f"{MANIFEST} cannot be read ({error.strerror})"
     except JsonError as error:
         return f"{MANIFEST}: {error}"
     for name in FILES:
@@ -225,6 +229,8 @@ def find_damage(checkpoint: Path, *, hashes: bool = True) -> str | None:
             is_same = is_same and (not hashes or manifest[name]["sha256"] == file_digest(checkpoint / name)[1])
         except FileNotFoundError:
             return f"{name} is missing"
+        except OSError as error:
+            return f"{name} cannot be read ({error.strerror})"
         if not is_same:
             return f"{name} is not what was written"
     return None

@@ -3,6 +3,7 @@
 config.json        resolved settings, the data and the initial weights
 environment.json   machine and versions: one entry for each start
 vocab.txt          the vocabulary, so that the weights can be used without the data; or tokenizer.json
+generator/         with data.generator: a copy of it
 metrics.jsonl      every step once, every evaluation, and the end
 tensorboard/
 checkpoints/step-…/
@@ -14,7 +15,7 @@ import json
 import os
 import platform
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -22,7 +23,7 @@ from typing import Any
 
 import bertrain
 from bertrain.base.errors import AgreedError, UserError
-from bertrain.base.files import new_folder, read_text, try_lock, write_atomically
+from bertrain.base.files import absolute, new_folder, read_text, try_lock, write_atomically
 from bertrain.base.formatting import few
 from bertrain.base.machine import cpu_name
 from bertrain.base.schema import JsonError, check_value, load_json
@@ -33,6 +34,7 @@ from bertrain.data.formats.source import DataSource
 from bertrain.data.text.vocabulary import Vocabulary
 
 CONFIG, ENVIRONMENT = "config.json", "environment.json"
+GENERATOR = "generator"  # folder of a copy of data.generator
 TRAIN_PLAN = "plan.json"  # in the folder above a run that `bertrain train` began
 SCHEMA_VERSION = 1
 ENDING_S = 20
@@ -40,7 +42,7 @@ ENDING_S = 20
 
 CONTENT = {
     "settings": dict[str, Any],
-    "data": {"folder": Path, "fingerprint": str, "vocabulary": str, "lower_case": bool},
+    "data": {"folder": Path, "fingerprint": str, "vocabulary": str, "lower_case": bool, "generator?": str},
     "init": {"source": str, "fingerprint": str},
     "evaluation?": dict[str, int],
     "task?": dict[str, Any],
@@ -63,6 +65,8 @@ class Run:
     init_fingerprint: str
     evaluation: dict[str, int] = field(default_factory=dict)
     """How the run evaluates to keep its budget (planning/time_budget.py); empty: as its settings say."""
+    generator_fingerprint: str = ""
+    """Of the copy of data.generator; empty if there is none."""
     task: dict[str, Any] = field(default_factory=dict)
     """What the outputs of a fine-tuned model mean (tasks/task.py); empty for pre-training."""
 
@@ -106,6 +110,7 @@ class Run:
                 data_fingerprint=data["fingerprint"],
                 vocabulary_hash=data["vocabulary"],
                 lower_case=data["lower_case"],
+                generator_fingerprint=data.get("generator", ""),
                 init=content["init"]["source"],
                 init_fingerprint=content["init"]["fingerprint"],
                 evaluation=content.get("evaluation", {}),
@@ -122,8 +127,12 @@ class Run:
         init: str,
         init_fingerprint: str,
         task: dict[str, Any] | None = None,
+        write_generator: Callable[[Path], str] | None = None,
     ) -> Run:
-        """Make a new run folder, whole or not at all."""
+        """Make a new run folder, whole or not at all.
+
+        `write_generator` writes the weights of data.generator into a folder, and returns their fingerprint.
+        """
         folder = Path(folder)
         check_free(folder)
         run = Run(
@@ -139,11 +148,14 @@ class Run:
         )
         with new_folder(folder) as partial:
             data.vocabulary.save(partial / VOCABULARY)
+            if write_generator is not None:
+                run = replace(run, generator_fingerprint=write_generator(partial / GENERATOR))
             run.write_config(partial)
         return run
 
     def write_config(self, folder: Path) -> None:
         data = {"folder": str(self.data), "fingerprint": self.data_fingerprint}
+        data |= {"generator": self.generator_fingerprint} if self.generator_fingerprint else {}
         content = {
             "schema_version": SCHEMA_VERSION,
             "bertrain": bertrain.__version__,
@@ -154,6 +166,12 @@ class Run:
             "task": self.task,
         }
         write_atomically(folder / CONFIG, json.dumps(content, indent=1) + "\n")
+
+    def computed(self) -> Settings:
+        """The settings to compute with: of data.generator the run has a copy, which does not change."""
+        if not self.settings.data.generator:
+            return self.settings
+        return replace(self.settings, data=replace(self.settings.data, generator=absolute(self.folder / GENERATOR)))
 
     def continued(self, settings: Settings, data: Path) -> Run:
         """This run with settings that may differ where they do not shape the training, and its data maybe elsewhere."""

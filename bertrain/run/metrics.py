@@ -187,7 +187,7 @@ class Metrics:
         verdict = Verdict.unpack(record.verdict)
         phases = self._stopwatch.seconds(record.marks)
         step, balance, skipped = record.step, record.step.balance, record.skipped
-        figures = averages(record.sums, step.num_predictions, step.num_sequences, record.model)
+        figures = averages(record.sums, step.num_predictions, step.num_sequences, record.model, step.num_tokens)
         self._not_finite += not (verdict.applied or skipped)
         tokens, has_ranks = 0 if skipped else step.num_tokens, not skipped and len(balance.work) > 1
         return StepRecord(
@@ -265,9 +265,14 @@ def scalars(record: Record) -> Iterator[tuple[str, float]]:
             yield from ((f"{group}{inner}", number) for inner, number in value.items() if isinstance(number, float))
 
 
-def averages(sums: Tensor, num_predictions: int, num_sequences: int, model: ModelSettings) -> dict[str, float]:
-    """Losses and accuracies from the sums over a step or an evaluation, all ranks together."""
-    totals = Totals.unpack(sums)
+def averages(
+    sums: Tensor, num_predictions: int, num_sequences: int, model: ModelSettings, num_tokens: int = 0
+) -> dict[str, float]:
+    """Losses and accuracies from the sums over a step or an evaluation, all ranks together.
+
+    An evaluation replaces no words, and so needs no `num_tokens`.
+    """
+    totals, num_predictions = Totals.unpack(sums), max(1, num_predictions)  # data of others may have none in a step
     sequence_loss, sequence_accuracy = totals.sequence_loss / num_sequences, totals.sequence_correct / num_sequences
     if model.head == "tag":
         return {"loss": totals.mlm_loss / num_predictions, "accuracy": totals.mlm_correct / num_predictions}
@@ -276,7 +281,12 @@ def averages(sums: Tensor, num_predictions: int, num_sequences: int, model: Mode
     mlm_loss = totals.mlm_loss / num_predictions
     mlm_accuracy = totals.mlm_correct / num_predictions
     result = {"loss": mlm_loss + sequence_loss, "mlm_loss": mlm_loss, "mlm_accuracy": mlm_accuracy}
-    return result | ({"nsp_loss": sequence_loss, "nsp_accuracy": sequence_accuracy} if model.nsp else {})
+    if model.nsp:
+        result |= {"nsp_loss": sequence_loss, "nsp_accuracy": sequence_accuracy}
+    if model.rtd and num_tokens:
+        result |= {"rtd_loss": totals.rtd_loss / num_tokens, "rtd_accuracy": totals.rtd_correct / totals.rtd_tokens}
+        result["loss"] += model.rtd * result["rtd_loss"]
+    return result
 
 
 def energy_text(energy: dict[str, float]) -> str:

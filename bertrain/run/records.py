@@ -37,7 +37,7 @@ class StepRecord:
     tokens: Count = 0
     """real tokens in this step, padding not counted"""
     loss: float = NAN
-    """the training loss: `mlm_loss` + `nsp_loss`, or the loss of the task"""
+    """the training loss: `mlm_loss` + `nsp_loss` + `model.rtd` times `rtd_loss`, or the loss of the task"""
     mlm_loss: float | None = None
     """mean cross-entropy of the masked tokens, in nats; absent in fine-tuning"""
     mlm_accuracy: float | None = None
@@ -46,6 +46,10 @@ class StepRecord:
     """mean cross-entropy of next-sentence prediction; absent with `--model.nsp false` and in fine-tuning"""
     nsp_accuracy: float | None = None
     """share of next-sentence predictions that are correct; absent with `--model.nsp false` and in fine-tuning"""
+    rtd_loss: float | None = None
+    """cross-entropy of replaced-token detection, per token of the step; with `--model.rtd` only"""
+    rtd_accuracy: float | None = None
+    """share of tokens other than [MASK] correctly called replaced or original; with `--model.rtd` only"""
     accuracy: float | None = None
     """share of examples classified correctly; in fine-tuning of a classifier only"""
     learning_rate: float = NAN
@@ -190,7 +194,9 @@ class EndRecord:
 Record = StepRecord | EvaluationRecord | RanksRecord | EndRecord
 KINDS: dict[str, type[Record]] = {kind.kind: kind for kind in (StepRecord, EvaluationRecord, RanksRecord, EndRecord)}
 ENTRIES = (RankMeans, ClassScores)  # parts of records
-STEP_METRICS = {"loss", "mlm_loss", "mlm_accuracy", "nsp_loss", "nsp_accuracy", "accuracy"}
+STEP_METRICS = {
+    "loss", "mlm_loss", "mlm_accuracy", "nsp_loss", "nsp_accuracy", "rtd_loss", "rtd_accuracy", "accuracy"
+}  # fmt: skip
 NOT_METRICS = {"kind", "examples"} | {entry.name for kind in KINDS.values() for entry in fields(kind)} - STEP_METRICS
 
 R = TypeVar("R", bound=Record)

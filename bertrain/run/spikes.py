@@ -40,7 +40,9 @@ class DivergenceWatch:
         self._in_a_row = 0
 
     def has_diverged(self, loss: float) -> bool:
-        """Whether the loss has been too high for so long, with this step; true only once."""
+        """Whether the loss has been too high for so long, with this step; true only once. Ignores steps left out."""
+        if math.isnan(loss):
+            return False
         if len(self._first) < MIN_STEPS:
             self._first.append(loss)
             return False

@@ -55,7 +55,7 @@ class LiveReports:
 
     def run(self, name: str) -> str | None:
         run = self._find().get(name)
-        return self._report(name, [run]) if run else None
+        return self._report(f"runs/{name}", [run]) if run else None
 
     def compare(self) -> str | None:
         runs = [] if self.is_run else list(self._find().values())
@@ -81,7 +81,9 @@ class LiveReports:
 
     def _report(self, path: str, runs: Sequence[Path]) -> str:
         """The report of some runs; those without steps are left out of a comparison."""
-        files, now = [_files_of(run) for run in runs], time.monotonic()
+        now = time.monotonic()
+        seen = _look(runs[0]) if len(runs) == 1 else None
+        files = [state_text(seen) if seen else "", *map(_files_of, runs)]  # a run that was killed changes no file
         if path in self._drawn and (self._drawn[path][0] == files or now < self._drawn[path][1]):
             return self._drawn[path][2]
         back = [] if self.is_run else [parts.paragraph(LINK.format("/", "All runs"))]
@@ -91,8 +93,7 @@ class LiveReports:
                 histories.append(read(run, str(run.relative_to(self.folder)) if run != self.folder else self.name))
             except UserError as error:
                 problems.append(str(error))
-        if len(runs) == 1 and histories:
-            seen = look(runs[0])
+        if seen and histories:
             back.append(parts.paragraph(f"{state_text(seen)}; step {step_text(seen, bar_width=0)}"))
         back.append(parts.sentences(problems, "warning"))
         if histories:
@@ -102,6 +103,13 @@ class LiveReports:
         ended = time.monotonic()
         self._drawn[path] = (files, ended + REST * (ended - now), drawn)
         return drawn
+
+
+def _look(run: Path) -> dict[str, Any] | None:
+    try:
+        return look(run)
+    except UserError:  # config.json is being written, or damaged, which the report says
+        return None
 
 
 def state_text(seen: dict[str, Any]) -> str:

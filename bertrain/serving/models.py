@@ -61,15 +61,17 @@ class FillMask:
         return {"reads": f"at most {self.filler.settings.data.max_seq_length} tokens"}
 
     def answer(self, asks: Sequence[Ask]) -> list[list[Any]]:
-        for ask in asks:
-            if ask.options["top"] * sum(text.count("[MASK]") for text in ask.texts) > MAX_GUESSES:
+        answers: dict[int, list[Any]] = {}
+        for top in {ask.options["top"] for ask in asks}:  # else one request could make all ask for as many words
+            numbers = [number for number, ask in enumerate(asks) if ask.options["top"] == top]
+            together = [asks[number] for number in numbers]
+            block = self.filler.encode(_texts_of(together))
+            assert block.masks is not None
+            if any(top * sum(counts) > MAX_GUESSES for counts in _split(block.masks.counts.tolist(), together)):
                 raise UserError("too-many-masks", f"ask for at most {MAX_GUESSES:,} words for all masks together")
-        block = self.filler.encode(_texts_of(asks))
-        filled = self.filler.fill(block, max(ask.options["top"] for ask in asks))
-        return [
-            [[[asdict(guess) for guess in guesses[: ask.options["top"]]] for guesses in masks] for masks in own]
-            for ask, own in zip(asks, _split(filled, asks), strict=True)
-        ]
+            filled = [[[asdict(guess) for guess in guesses] for guesses in row] for row in self.filler.fill(block, top)]
+            answers |= dict(zip(numbers, _split(filled, together), strict=True))
+        return [answers[number] for number in range(len(asks))]
 
 
 @dataclass(frozen=True)

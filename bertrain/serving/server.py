@@ -7,14 +7,17 @@ import resource
 import signal
 import socket
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 from bertrain.base.console import remark
 from bertrain.base.errors import UserError
 from bertrain.base.extras import import_extra
 from bertrain.ranks.signals import handling
 
+LOCAL_NAMES = ("localhost", "127.0.0.1", "::1")
 DRAIN_S = 60  # the longest wait for requests in flight when the server stops
 
 
@@ -43,9 +46,32 @@ def address_of(listening: socket.socket) -> str:
     return f"http://{f'[{host}]' if ':' in host else host}:{port}"
 
 
+def for_this_machine(app: Any) -> Any:
+    """`app` for requests that name this machine: a site whose name was made to mean 127.0.0.1 could read all else."""
+    from starlette.responses import PlainTextResponse
+
+    async def checked(scope: Any, receive: Any, send: Any) -> None:
+        hosts = [value.decode("latin-1") for name, value in scope.get("headers", ()) if name == b"host"]
+        if all(_name_of(host) in LOCAL_NAMES for host in hosts):
+            await app(scope, receive, send)
+        else:
+            refusal = f"{hosts[0]} is not this machine; use localhost, or let the server listen with --host\n"
+            await PlainTextResponse(refusal, 421)(scope, receive, send)
+
+    return checked
+
+
+def _name_of(host: str) -> str | None:
+    with suppress(ValueError):
+        return urlsplit(f"//{host}").hostname
+    return None
+
+
 def run_server(app: Any, listening: socket.socket) -> None:
     """Serve until SIGTERM or SIGINT; then finish the requests in flight."""
     uvicorn = import_extra("uvicorn")
+    if listening.getsockname()[0] in LOCAL_NAMES:
+        app = for_this_machine(app)
     _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))  # each connection is an open file
     config = uvicorn.Config(

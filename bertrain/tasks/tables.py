@@ -119,7 +119,7 @@ def find_tables(folder: Path, stems: Sequence[str], formats: Collection[str] = T
             elif part and part["stem"] == stem:
                 parts = found.setdefault(f"{stem}-*-of-{part['total']}", [])
                 parts += [] if path in parts else [path]
-        if (folder / stem).is_dir() and (folder / stem) in entries:
+        if stem != HUB and (folder / stem).is_dir() and (folder / stem) in entries:
             inside = [path for path in sorted((folder / stem).iterdir()) if format_of(path) in ("parquet", "arrow")]
             found |= {f"{stem}/": inside} if inside else {}
     if not found and (folder / HUB).is_dir():

@@ -18,12 +18,18 @@ from bertrain.base.units import parse_duration, parse_fits, parse_steps
 from bertrain.config.settings import EvaluateSettings, Settings, TrainSettings
 from bertrain.data.feed.step_size import StepSize
 from bertrain.planning.convergence import mlperf_interval
-from bertrain.planning.time_budget import FORWARD_SHARE, LOOK_SHARE, UNKNOWN_STEPS, Plan, make_plan
+from bertrain.planning.time_budget import FORWARD_SHARE, LOOK_SHARE, UNKNOWN_STEPS, BudgetPlan, plan_budget, schedule_of
 from bertrain.ranks.signals import END, FIT, GO_ON, REQUEUE, SAVE, STOP
 from bertrain.run.checkpoint import Progress
 
 FIRST_LOOK = 4  # steps after which a budget is first fitted; then after 8, 16, 32, ..., or more often by time
-NUM_MARKS, MARK_SHARE = 8, 1 / 64  # the speed is that of the last eighth of the steps
+NUM_MARKS, MARK_SHARE = 8, 1 / 64  # the speed is that of the last eighth of the steps, at first of the last half
+SETTLED, SETTLE_SHARE = 1.25, 0.1
+"""After each start, a budget is first fitted when the speed of the last half of the steps differs from that of the
+steps before by at most this factor, or after this share of the time that was left.
+
+The first steps compile kernels. A fit to their speed takes the run to be short, and so ends its warm-up at once.
+"""
 
 
 @dataclass(frozen=True)
@@ -74,6 +80,8 @@ class Agenda:
         self._num_timed, self._next_look = 0, FIRST_LOOK
         self.start_clock()
         self.seconds_per_step = self._samples_per_step = math.nan
+        self._has_settled, self._earlier = False, (0, math.nan)
+        """Whether the speed is that of the run; steps timed, and their speed, at the last look before it was."""
         self._all_examples = num_examples
         self._is_estimated = self._is_dear = False
         self._seconds_per_example = math.nan
@@ -82,7 +90,7 @@ class Agenda:
         self._left_out = parse_steps(settings.train.skip_steps, "train.skip_steps")
         interval = evaluation_interval(settings.evaluate, settings.nominal_sequences)
         given = {"evaluation_interval": interval, "num_examples": num_examples} | dict(evaluation or {})
-        self.plan = Plan(self.last_step(progress.step), **given)
+        self.plan = BudgetPlan(self.last_step(progress.step), **given)
 
     # --- before and during a step ------------------------------------------------------------------
 
@@ -94,9 +102,10 @@ class Agenda:
 
     def last_step(self, step: int) -> int:
         """The last step of the run as known after `step`."""
-        if not self._fits and not self.settings.train.budget:
-            return self.settings.train.max_steps
-        return next((last for after, last in reversed(self._fits) if after <= step), UNKNOWN_STEPS)
+        train = self.settings.train
+        is_fitted = bool(train.budget or self._fits)  # a repeated run has the fits of the first, but no budget
+        unfitted = UNKNOWN_STEPS if is_fitted and not train.epochs else train.max_steps
+        return next((last for after, last in reversed(self._fits) if after <= step), unfitted)
 
     def leaves_out(self, step: int) -> bool:
         """Whether train.skip_steps names this step."""
@@ -104,8 +113,8 @@ class Agenda:
 
     def settings_of(self, step: int) -> Settings:
         """The settings of a step, whose rate follows from the end of the run as it was known before it."""
-        train = self.settings.train
-        return replace(self.settings, train=replace(train, max_steps=self.last_step(step - 1)))
+        train = replace(self.settings.train, max_steps=self.last_step(step - 1))
+        return replace(self.settings, train=train, schedule=schedule_of(step, self.settings, self._fits))
 
     # --- after it ----------------------------------------------------------------------------------
 
@@ -187,8 +196,8 @@ class Agenda:
             first_second, first_step, first_sample = self._marks[0]
             self._samples_per_step = (now[2] - first_sample) / (now[1] - first_step)
             self.seconds_per_step = max((now[0] - first_second) / (now[1] - first_step), 1e-9)
-            if first_step == 0:  # the first step is slower than others
-                self._marks.clear()
+            while self._marks and self._marks[0][1] < now[1] / 2:  # the first steps are slower than others
+                self._marks.popleft()
             if not self._marks or now[1] - self._marks[-1][1] >= MARK_SHARE * now[1]:
                 self._marks.append(now)
         step, samples = self._progress.step, self._progress.samples
@@ -233,7 +242,7 @@ class Agenda:
         self._is_dear |= is_dear
         return is_dear
 
-    def look(self, *, can_shrink: bool) -> Plan:
+    def look(self, *, can_shrink: bool) -> BudgetPlan:
         """The plan at the present speed, as far as this rank's clock knows; with the last step, the end is final."""
         if self._progress.step >= self.plan.last_step:
             return replace(self.plan, last_step=self._progress.step)
@@ -241,11 +250,25 @@ class Agenda:
         progress = replace(self._progress, seconds=self._last_look, evaluation_seconds=self.spent["evaluation"])
         can_shrink &= self._all_examples == self.plan.num_examples or self._seconds_per_example > 0
         speed = self.seconds_per_step, self.seconds_per_evaluation
-        return make_plan(
+        self._has_settled = self._has_settled or self._is_settled()
+        if not self._has_settled:
+            return self.plan
+        return plan_budget(
             self.settings, self.plan, progress, *speed, can_shrink=can_shrink, steps_ahead=self._steps_ahead
         )
 
-    def adopt(self, plan: Plan, due: Due) -> Due:
+    def _is_settled(self) -> bool:
+        """Whether the speed is that of the run, and not of its start."""
+        speed, (num_steps, before) = self.seconds_per_step, self._earlier
+        left = parse_duration(self.settings.train.budget, "train.budget") - self._seconds_before
+        if self._last_look - self._seconds_before >= SETTLE_SHARE * left:
+            return True
+        if self._num_timed < 2 * num_steps:
+            return False
+        self._earlier = (self._num_timed, speed)
+        return before / SETTLED <= speed <= before * SETTLED
+
+    def adopt(self, plan: BudgetPlan, due: Due) -> Due:
         """Continue with a plan that all ranks have; the run may end with this step."""
         step = self._progress.step
         is_new = plan.last_step != self.plan.last_step or plan.last_step == step

@@ -12,10 +12,11 @@ from pathlib import Path
 
 from bertrain.base.errors import UserError
 from bertrain.base.machine import is_first_rank
+from bertrain.base.units import parse_fits
 from bertrain.config.resolve import Overrides, override
 from bertrain.config.settings import ScheduleSettings, Settings
 from bertrain.optim.schedules import in_steps, learning_rate
-from bertrain.planning.time_budget import UNKNOWN_STEPS
+from bertrain.planning.time_budget import UNKNOWN_STEPS, schedule_of
 from bertrain.ranks import parallel
 from bertrain.run import checkpoint
 from bertrain.run.folder import Run
@@ -86,16 +87,20 @@ def resolve_annealing(
         opened.settings.train, max_steps=step + steps, epochs=0.0, budget="", fits="", max_samples=0, max_time="",
         init_optimizer="keep", init_progress="keep", init_positions="same",
     )  # fmt: skip
-    settings = replace(opened.settings, train=train, schedule=decay_from(step, opened))
+    own = opened.computed()
+    keeps_budget = replace(own.batch, auto=False)  # the token budget that the run has found; it shapes the dropout
+    settings = replace(own, train=train, batch=keeps_budget, schedule=decay_from(step, opened))
     return Annealing(override(settings, overrides or (), also=OF_THE_DECAY), Path(data or opened.data), str(path))
 
 
 def decay_from(step: int, run: Run) -> ScheduleSettings:
     """The schedule of a run with a decay from `step` to the end; refuses a step whose rate is not the base rate."""
-    base, last = run.settings.optimizer.learning_rate, run.settings.train.last_step() or UNKNOWN_STEPS
-    if (rate := learning_rate(step, base, run.settings.schedule, last)) != base:
+    base, train = run.settings.optimizer.learning_rate, run.settings.train
+    last = train.last_step() or UNKNOWN_STEPS
+    schedule = schedule_of(step, run.settings, parse_fits(train.fits, "train.fits"))
+    if (rate := learning_rate(step, base, schedule, last)) != base:
         cure = "choose a --checkpoint after the warm-up and before the decay, or train with --schedule.decay constant"
         found = f"at step {step} the learning rate of {run.folder} is {rate:.3g}, not its base rate {base:g}"
         raise UserError("not-at-base-rate", f"{found}; {cure}")
-    schedule = in_steps(run.settings.schedule, last)
+    schedule = in_steps(replace(schedule, start_warmup_step=0), last)  # the warm-up is over, wherever it began
     return replace(schedule, decay="1-sqrt", decay_start=step, decay_steps=0, power=1.0, floor=0.0)

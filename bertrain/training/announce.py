@@ -20,16 +20,19 @@ from bertrain.data.feed.loader import Loader, Step, training_examples
 from bertrain.data.formats.source import DataSource
 from bertrain.planning.devices import gpu_like
 from bertrain.planning.memory_fit import smallest_budget, with_budget
-from bertrain.planning.prediction import AnyInts, BinTime, Prediction, predict_on_cpu, predict_run
+from bertrain.planning.plan import AnyInts
+from bertrain.planning.prediction import BinTime, Prediction, predict_on_cpu, predict_run
 from bertrain.planning.speed import training_speed
 from bertrain.ranks import parallel, preload
 from bertrain.run.checkpoint import Progress
 from bertrain.run.folder import Run, describe_environment
 from bertrain.training import engine
 from bertrain.training.precision import warn_of_emulation
+from bertrain.training.replacing_engine import settings_of_generator
 from bertrain.training.resolve_auto import estimate_token_budget, place_for
 from bertrain.training.resolved_run import resolve_run
 from bertrain.training.state import TrainState
+from bertrain.weights.source import open_source
 
 MANY_EPOCHS, MANY_DAYS = 200, 30
 MEASURED_TOKENS = 1024  # of a bin that measures a CPU
@@ -54,6 +57,8 @@ def announce(
     console.say(f"device {ranks.device} ({reason}), {counted(ranks.world, 'rank')} of {counted(threads, 'thread')}")
     computing, *details = engine.choose(settings, ranks.device)[1].split("; ")
     console.say(f"computing with {computing}")
+    if settings.model.rtd:
+        _announce_generator(run, ranks.device, console)
     details += [f"local rank {number} keeps to {binding.describe()}" for number, binding in enumerate(ranks.bindings)]
     for detail in [*details, *([preload.describe()] if ranks.device.type == "cpu" else [])]:
         console.detail(detail)
@@ -68,6 +73,14 @@ def announce(
     if ranks.world > 1:
         console.say(f"balance: {_describe_balance(loader, settings, progress)}")
     run.note_environment(describe_environment(ranks.world, str(ranks.device), threads) | {"predicted_step_ms": None})
+
+
+def _announce_generator(run: Run, device: torch.device, console: Console) -> None:
+    model = open_source(run.computed().data.generator, hashes=False).settings
+    assert model is not None
+    shape = f"{model.num_layers} x {model.hidden_size}"
+    computing = engine.choose(settings_of_generator(run.settings, model), device)[1].partition("; ")[0]
+    console.say(f"words are replaced by {run.settings.data.generator} ({shape}), computing with {computing}")
 
 
 def announce_time(
@@ -159,8 +172,9 @@ def measure_bin(settings: Settings, data: DataSource, world: int) -> BinTime | N
         return None
     layers, budget = min(2, settings.model.num_layers), settings.batch.token_budget
     small = with_budget(settings, min(budget, max(smallest_budget(settings), MEASURED_TOKENS)))
-    batch = replace(small.batch.without_ramp(), sequences=0, tokens=small.batch.token_budget)
-    small = replace(small, batch=batch, model=replace(small.model, num_layers=layers))
+    batch = replace(small.batch.without_ramp(), sequences=0, tokens=small.batch.token_budget, shares="")
+    small = replace(small, batch=batch, model=replace(small.model, num_layers=layers, rtd=0.0))
+    small = replace(small, data=replace(small.data, generator=""))  # a prediction does not count it
     name, _ = engine.choose(small, device)
     if name == "compiled":
         return None

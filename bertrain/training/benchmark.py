@@ -6,6 +6,7 @@ import resource
 import statistics
 import tempfile
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,7 @@ from bertrain.run.folder import Run
 from bertrain.run.records import StepRecord, read_records
 from bertrain.training import engine
 from bertrain.training.loop import train
+from bertrain.training.replacing_engine import read_generator, write_generator
 from bertrain.training.resolved_run import resolve_run
 
 
@@ -41,7 +43,8 @@ def benchmark(settings: Settings, data: str | Path, *, steps: int = 100, warm_up
         resolved = resolve_run(settings, data, Path(folder) / "run", ranks=ranks).draw(ranks)
         settings = resolved.settings
         if not ranks.is_first:  # whose temporary folder another node could not see
-            Run.create(Path(folder) / "run", settings, resolved.data, "", "")
+            write = partial(write_generator, read_generator(settings, resolved.data)) if settings.model.rtd else None
+            Run.create(Path(folder) / "run", settings, resolved.data, "", "", write_generator=write)
         train(resolved, ranks)
         if not ranks.is_first:
             return {}

@@ -165,21 +165,18 @@ class CompiledEngine(PlainEngine):
             )
         return super().update(rate)
 
-    def _loss(self, batch: Batch, num_predictions: int | Tensor, num_sequences: int | Tensor) -> tuple[Tensor, Tensor]:
+    def _loss(self, batch: Batch, *counts: int | Tensor) -> tuple[Tensor, Tensor]:
         if not self._compiles:
-            return super()._loss(batch, num_predictions, num_sequences)
+            return super()._loss(batch, *counts)
         if self._outside is not None:
             self._outside.plan = RaggedPlan.of(batch)
         from torch._dynamo.exc import TorchDynamoException  # seconds to import, so only where it is needed
 
         try:
-            return self._compiled(_tensors_of(batch), torch.tensor(num_predictions), torch.tensor(num_sequences))
+            return self._compiled(_tensors_of(batch), *map(torch.tensor, counts))
         except TorchDynamoException as error:
             self._fall_back(error)
-            return super()._loss(batch, num_predictions, num_sequences)
+            return super()._loss(batch, *counts)
 
-    def _loss_of_tensors(
-        self, tensors: dict[str, Any], num_predictions: Tensor, num_sequences: Tensor
-    ) -> tuple[Tensor, Tensor]:
-        batch = Batch(**tensors, **NO_HOST_NUMBERS)
-        return PlainEngine._loss(self, batch, num_predictions, num_sequences)
+    def _loss_of_tensors(self, tensors: dict[str, Any], *counts: Tensor) -> tuple[Tensor, Tensor]:
+        return PlainEngine._loss(self, Batch(**tensors, **NO_HOST_NUMBERS), *counts)

@@ -15,6 +15,7 @@ import torch
 from bertrain.base.console import remark
 from bertrain.base.errors import UserError
 from bertrain.base.formatting import counted
+from bertrain.base.machine import is_first_rank
 from bertrain.config.choices import Device, EmbeddingPrecision, Pooling
 from bertrain.config.settings import BatchSettings, DataSettings, Settings, TaskSettings, TrainSettings
 from bertrain.data.feed.loader import Loader, in_background
@@ -22,6 +23,7 @@ from bertrain.data.formats.block import Block
 from bertrain.data.text.vocabulary import Vocabulary
 from bertrain.ranks import parallel
 from bertrain.ranks.parallel import Ranks
+from bertrain.ranks.watchdog import Heartbeat
 from bertrain.run.folder import Run
 from bertrain.tasks.data import TaskData
 from bertrain.tasks.encode import encode_texts
@@ -33,7 +35,7 @@ from bertrain.training.task_evaluator import TOKENS_AT_ONCE
 from bertrain.training.vector_files import SHARD_ROWS, SUFFIXES, VectorFile, Vectors
 from bertrain.weights.hub import locate
 from bertrain.weights.sentence_transformers import SentencePipeline, find_pipeline
-from bertrain.weights.source import NEWEST, open_source, vocabulary_of
+from bertrain.weights.source import NEWEST, open_source, run_of, vocabulary_of
 from bertrain.weights.tensors import Weights, load_tensors
 
 TOKENS_OF_PART, CHARACTERS_PER_TOKEN = 1 << 18, 4  # about
@@ -153,7 +155,7 @@ class Encoder:
 def _usual_pipeline(path: Path, *, is_run: bool) -> SentencePipeline:
     """The pipeline that a source names or was trained with; mean pooling, normalized, if it names none."""
     if is_run:
-        settings = Run.open(path).settings
+        settings = Run.open(run_of(path)).settings
         return SentencePipeline(settings.model.pooling, max_seq_length=settings.data.max_seq_length)
     return find_pipeline(path) or SentencePipeline()
 
@@ -221,8 +223,9 @@ def _embed_file(encoder: Encoder, file: TextFile, survey: Survey, vectors: Vecto
         str(vectors.out), survey.num_texts, vectors.width, pipeline.pooling, pipeline.normalize,
         pipeline.max_seq_length, train.precision, truncated=0, texts_per_s=0.0,
     )  # fmt: skip
-    if vectors.check(job):
+    if is_first_rank() and vectors.check(job):
         vectors.clean_up()  # killed after the file was complete
+    if vectors.out.exists():
         return done
     with encoder.ready() as (predict, ranks):
         if ranks.is_first:
@@ -237,10 +240,11 @@ def _embed_file(encoder: Encoder, file: TextFile, survey: Survey, vectors: Vecto
         own = {number for number in missing if number % ranks.world == ranks.rank}
         began, num_texts, num_truncated = perf_counter(), 0, 0
         with reporting(predict, min(len(own) * SHARD_ROWS, survey.num_texts)) as reported:
-            for number, rows in in_background(_shards(file, own), 2):
+            for number, rows in in_background(_shards(file, own, ranks.heartbeat), 2):
                 of_shard, truncated = encoder.embed([row.text for row in rows], reported, ranks)
                 vectors.write_shard(number, [row.id for row in rows], of_shard)
                 num_texts, num_truncated = num_texts + len(rows), num_truncated + truncated
+        ranks.heartbeat.enter("saving")
         ranks.broadcast_int(0)
         if ranks.is_first:
             vectors.join()
@@ -252,10 +256,11 @@ def _embed_file(encoder: Encoder, file: TextFile, survey: Survey, vectors: Vecto
     return replace(done, truncated=num_truncated, texts_per_s=speed)
 
 
-def _shards(file: TextFile, own: set[int]) -> Iterator[tuple[int, list[Text]]]:
-    """The shards that this rank embeds: number and rows."""
+def _shards(file: TextFile, own: set[int], heartbeat: Heartbeat) -> Iterator[tuple[int, list[Text]]]:
+    """The shards that this rank embeds: number and rows. Others are read too, to skip them."""
     rows = iter(file)
     for number in range(max(own, default=-1) + 1):
+        heartbeat.move()
         of_shard = list(islice(rows, SHARD_ROWS))
         if number in own:
             yield number, of_shard

@@ -36,6 +36,7 @@ from bertrain.training.exchange import Exchange
 from bertrain.training.fused_engine import FusedEngine
 from bertrain.training.plain_engine import PlainEngine, plain_outputs
 from bertrain.training.precision import check_precision
+from bertrain.training.replacing_engine import ReplacingEngine, WordReplacer
 
 Predictor = Callable[[Batch], Outputs]
 """Computes a model's outputs for a bin on its device, without dropout."""
@@ -168,7 +169,7 @@ def kernel_sizes(settings: Settings) -> Sizes:
 
 def build(
     model: EncoderModel, arena: Arena, optimizer: Optimizer, exchange: Exchange, ranks: Ranks, settings: Settings
-) -> PlainEngine | FusedEngine | ContrastiveEngine:
+) -> PlainEngine | FusedEngine | ContrastiveEngine | ReplacingEngine:
     """Build the engine that `choose` selects; warns if the kernels do not compute this model, or fail on this GPU."""
     device = arena.values.device
     name, _ = choose(settings, device, model)
@@ -181,4 +182,6 @@ def build(
         raise AgreedError("engines-differ", f"{why}; use --train.kernels compiled")
     engines = {"fused": FusedEngine, "compiled": compiled_engine.CompiledEngine, "plain": PlainEngine}
     built = engines[name](model, arena, optimizer, exchange, ranks, settings)
+    if settings.model.rtd:
+        return ReplacingEngine(built, WordReplacer(settings, device, predictor))
     return ContrastiveEngine(built, ranks, settings) if settings.task.name == SIMILARITY else built

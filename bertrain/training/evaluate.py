@@ -50,14 +50,14 @@ def evaluate(
 
     Example: bertrain.evaluate("runs/tiny", "data")["mlm_accuracy"]
     """
-    from bertrain.training.prediction_settings import prediction_settings
+    from bertrain.training.prediction_settings import fit_to_machine, prediction_settings
 
     settings = prediction_settings(run)
     if settings.task.name:
         from bertrain.training.predict import evaluate_task
 
         return evaluate_task(run, data, which=which, device=device)
-    settings = replace(settings, train=replace(settings.train, device=device))
+    settings = fit_to_machine(replace(settings, train=replace(settings.train, device=device)))
     if data is None:
         data = settings.evaluate.data
         if not data:
@@ -188,6 +188,6 @@ class HeldOutEvaluator:
         # predict are not masked, and can be copied; those behind [MASK] are counted apart.
         return result | {
             "hidden_accuracy": float(hidden[0] / hidden[1].clamp(min=1)),
-            "constant_accuracy": float(words.max()) / num_predictions,
+            "constant_accuracy": float(words.max()) / max(1, num_predictions),
             "examples": float(num_sequences),
         }

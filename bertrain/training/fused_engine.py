@@ -73,6 +73,7 @@ class FusedEngine:
         self.sums = packed_sums(device=device)
         self._seed = torch.zeros(1, dtype=torch.int64, device=device)
         self._word_scale, self._sequence_scale = torch.zeros(1, device=device), torch.zeros(1, device=device)
+        self._token_scale = torch.zeros(1, device=device)
         self._rate = torch.zeros(1, device=device)
         self._verdict = not_computed().to(device)
         self._table = lamb_table(optimizer)
@@ -115,6 +116,7 @@ class FusedEngine:
         self._seed.fill_(batch.dropout_seed)
         self._word_scale.fill_(1 / max(1, step.num_predictions))
         self._sequence_scale.fill_(1 / step.num_sequences)
+        self._token_scale.fill_(self._settings.model.rtd / step.num_tokens)
         if self._pool is None:  # without graphs, shapes need not repeat
             self._run_pieces(batch.without_padding(), accumulate, pauses)
             return
@@ -148,7 +150,7 @@ class FusedEngine:
     def _pieces(self, batch: Batch, accumulate: bool, pauses: frozenset[int]) -> Generator[int, None, None]:
         """Compute a bin in pieces; yields after each the arena offset above which all gradients are complete."""
         self.sums += yield from self._model.forward_backward(
-            batch, self._seed, self._word_scale, self._sequence_scale, accumulate, pauses
+            batch, self._seed, self._word_scale, self._sequence_scale, accumulate, pauses, self._token_scale
         )
         if self._model.scales is not None:
             self._model.scales.collect()

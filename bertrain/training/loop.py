@@ -6,6 +6,7 @@ train_step    forward and backward over a rank's bins, all-reduce, clip, update
 
 from __future__ import annotations
 
+import errno
 import signal
 import threading
 from contextlib import ExitStack
@@ -16,7 +17,7 @@ from shlex import quote
 import torch
 
 from bertrain.base.console import PHASES, Console, warn
-from bertrain.base.errors import AgreedError, RequeueError, StoppedError
+from bertrain.base.errors import AgreedError, RequeueError, StoppedError, UserError
 from bertrain.base.formatting import duration
 from bertrain.base.logs import keep_log, note
 from bertrain.config.settings import Settings
@@ -25,7 +26,7 @@ from bertrain.model.sums import packed_sums
 from bertrain.optim.schedules import learning_rate
 from bertrain.optim.verdict import not_computed
 from bertrain.planning.memory_fit import oom_as_user_error
-from bertrain.planning.time_budget import UNKNOWN_STEPS, Plan
+from bertrain.planning.time_budget import UNKNOWN_STEPS, BudgetPlan
 from bertrain.ranks import parallel
 from bertrain.ranks.restart import report_recovery, restart_reason
 from bertrain.ranks.signals import FAIL, GO_ON, REQUEUE, STOP, SkippedSteps, StopSignal
@@ -49,6 +50,7 @@ from bertrain.training.state import TrainState
 from bertrain.training.task_evaluator import TaskEvaluator
 
 Evaluator = HeldOutEvaluator | TaskEvaluator
+NO_SPACE = (errno.ENOSPC, errno.EDQUOT, errno.EROFS)  # what the user can mend, and then continue
 SLOW_S = 10.0  # a start that takes longer says what it does
 
 
@@ -86,7 +88,18 @@ def train(
             reason, agreed = _loop(session)
             _finish(session, reason, agreed)
         if session.stop_signal.received == signal.SIGINT:
-            _raise_stopped(session, STOP)  # the run is complete, but what called it must not go on
+            # The run is complete, but what called it must not go on.
+            step, is_stage = session.state.progress.step, _is_stage(session.run.folder)
+            follows = "; the same command continues with what follows" if is_stage else ""
+            raise StoppedError(
+                "stopped-by-signal", f"stopped by SIGINT after step {step}, the last of the run{follows}"
+            )
+    except OSError as error:
+        if error.errno not in NO_SPACE:
+            raise
+        assert resolved.folder is not None
+        why = f"could not write {error.filename or resolved.folder}: {error.strerror}"
+        raise UserError("cannot-write", f"{why}; free some space and {_how_to_continue(resolved.folder)}") from None
     except KeyboardInterrupt:
         if resolved.folder is None or not Run.exists(resolved.folder):
             raise
@@ -115,7 +128,7 @@ def _build(
         note("warning", "restart", f"all ranks were restarted after {restart_reason()}")
     stack.enter_context(oom_as_user_error(settings, ranks.world, run.folder if settings.checkpoint.enabled else None))
 
-    state = TrainState.build(settings, ranks, draws=False)
+    state = TrainState.build(run.computed(), ranks, draws=False)
     restore(state, run, resolved.data, resolved.weights, ranks, console, from_step)
     progress = state.progress
     on_gpu = ranks.device.type == "cuda"
@@ -195,7 +208,7 @@ def _loop(session: Session) -> tuple[str, int]:
     if reason and session.evaluator is not None:
         newest = last_record(session.run.folder / "metrics.jsonl", EvaluationRecord)
         is_evaluated = ranks.broadcast_int(newest is not None and newest.step == first.step)
-        if not is_evaluated and not _evaluate(session, session.evaluator):  # a signal ended the last one, and this one
+        if not is_evaluated and not _evaluate_late(session, session.evaluator, reason):
             return "", ranks.all_max(session.stop_signal.request)
     heartbeat.enter("data", first.step + 1)
     # A budget moves the last step, which then ends the loop below.
@@ -273,6 +286,19 @@ def _evaluate(session: Session, evaluator: Evaluator) -> dict[str, float]:
     return result
 
 
+def _evaluate_late(session: Session, evaluator: Evaluator, reason: str) -> bool:
+    """The evaluation of a complete run that a signal had ended after its last step; whether it was not ended again."""
+    first, run = session.resumed_at, session.run
+    result = _evaluate(session, evaluator)
+    if not result:
+        return False
+    session.agenda.judge(Due(ending=reason), first, result[evaluator.main_metric])
+    judged = session.agenda.stamp(first)
+    if run.settings.checkpoint.keep_best and judged.best_step == first.step and session.ranks.is_first:
+        checkpoint.write_best(run.checkpoints, judged)  # it is on the disk, where the run was resumed from
+    return True
+
+
 def _finish(session: Session, reason: str, agreed: int) -> None:
     """Record the end of a complete run, wait for the last save, and raise if the run is not complete."""
     session.ranks.heartbeat.enter(SAVING)
@@ -316,8 +342,13 @@ def _raise_stopped(session: Session, agreed: int) -> None:
     raise StoppedError("stopped-by-signal", sentence)
 
 
+def _is_stage(run: Path) -> bool:
+    """Whether the run is a part of `bertrain train`."""
+    return (run.parent / TRAIN_PLAN).is_file()
+
+
 def _how_to_continue(folder: Path) -> str:
-    if (folder.parent / TRAIN_PLAN).is_file():
+    if _is_stage(folder):
         return "the same command continues"
     return f"continue with `bertrain resume {quote(str(folder))}`"
 
@@ -386,7 +417,7 @@ def _fit_to_budget(session: Session, due: Due) -> Due:
     agenda, evaluator, ranks = session.agenda, session.evaluator, session.ranks
     before, cost = agenda.plan, agenda.seconds_per_evaluation
     found = agenda.look(can_shrink=evaluator is not None and evaluator.can_shrink)
-    plan = Plan(*map(ranks.broadcast_int, astuple(found)))
+    plan = BudgetPlan(*map(ranks.broadcast_int, astuple(found)))
     due = agenda.adopt(plan, due)
     if plan == before and not due.ending:
         return due

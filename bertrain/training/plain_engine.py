@@ -69,7 +69,7 @@ class PlainEngine:
         torch.manual_seed(batch.dropout_seed)
         # Around `_loss`, not in it: PyTorch's cache on disk takes no compiled function that enters autocast.
         with autocast(self._settings.train, self.sums.device):
-            loss, sums = self._loss(batch, max(1, step.num_predictions), step.num_sequences)
+            loss, sums = self._loss(batch, max(1, step.num_predictions), step.num_sequences, step.num_tokens)
         self._completes_gradient = is_last
         (loss if self._loss_scale is None else loss * self._loss_scale.scale).backward()
         self.sums += sums
@@ -87,10 +87,15 @@ class PlainEngine:
         assert pooled is not None
         return pooled[batch.is_real]
 
-    def _loss(self, batch: Batch, num_predictions: int | Tensor, num_sequences: int | Tensor) -> tuple[Tensor, Tensor]:
+    def _loss(
+        self, batch: Batch, num_predictions: int | Tensor, num_sequences: int | Tensor, num_tokens: int | Tensor
+    ) -> tuple[Tensor, Tensor]:
         """A bin's part of the step's loss, and its packed `Sums`."""
         sums = sums_of(self._model(batch), batch, self._settings.model.head)
-        return sums.mlm_loss / num_predictions + sums.sequence_loss / num_sequences, sums.pack()
+        loss = sums.mlm_loss / num_predictions + sums.sequence_loss / num_sequences
+        if sums.rtd_loss is not None:
+            loss = loss + self._settings.model.rtd * sums.rtd_loss / num_tokens
+        return loss, sums.pack()
 
     def outputs(self, batch: Batch) -> Outputs:
         return plain_outputs(self._model, batch, self._settings.train)
@@ -115,7 +120,7 @@ def sums_of(outputs: Outputs, batch: Batch, head: str) -> Sums:
     if outputs.answers is not None:
         return answer_sums(outputs.answers, batch, head)
     assert outputs.mlm_logits is not None
-    return pretraining_sums(outputs.mlm_logits, outputs.nsp_logits, batch)
+    return pretraining_sums(outputs.mlm_logits, outputs.nsp_logits, batch, outputs.rtd_logits)
 
 
 @torch.no_grad()

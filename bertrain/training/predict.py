@@ -27,6 +27,7 @@ from bertrain.tasks.task import Split, Task
 from bertrain.training.engine import Predictor
 from bertrain.training.evaluate import load_predictor
 from bertrain.training.finetuned import FineTuned
+from bertrain.training.prediction_settings import fit_to_machine
 from bertrain.training.task_evaluator import TaskEvaluator
 from bertrain.weights.companions import FINETUNED_AS
 from bertrain.weights.tensors import Weights
@@ -193,7 +194,7 @@ def open_model(
     # Rows that training held out are held out here too.
     is_own = folder is not None and folder.resolve() == opened.data
     of_task = settings.task if is_own else replace(settings.task, hold_out=0.0)
-    settings = replace(settings, train=train, evaluate=evaluate, task=of_task)
+    settings = fit_to_machine(replace(settings, train=train, evaluate=evaluate, task=of_task))
     task = registry.open_task(settings, folder if has_files else None, opened.vocabulary, saved=opened.saved)
     with load_predictor(opened.weights, settings) as (predict, ranks):
         _use_thresholds(task, opened.weights, is_own=is_own)

@@ -89,7 +89,7 @@ def draw_seed(settings: Settings, ranks: parallel.Ranks) -> tuple[Settings, list
 def place_for(settings: Settings, data: DataSource, world: int) -> memory_fit.Place:
     """The memory that each of `world` ranks has: its share of its device or of this machine."""
     device, _ = parallel.choose_device(settings.train.device)
-    bytes, label = memory_fit.room(device, int(os.environ.get("LOCAL_WORLD_SIZE", world)))
+    bytes, label = memory_fit.available_memory(device, int(os.environ.get("LOCAL_WORLD_SIZE", world)))
     name, _ = engine.choose(settings, device)
     return memory_fit.Place(data, world, name, device.type == "cuda", bytes, label)
 
@@ -139,7 +139,7 @@ def share_of_a_step(settings: Settings, place: memory_fit.Place) -> int:
 def _can_compute(settings: Settings, data: DataSource, device: torch.device) -> bool:
     """Try a full bin on a GPU, forward and backward: without a CUDA graph, as one, and without beside the graph."""
     batch = settings.batch.without_ramp()
-    tried = replace(settings, batch=replace(batch, sequences=0, tokens=batch.token_budget))
+    tried = replace(settings, batch=replace(batch, sequences=0, tokens=batch.token_budget, shares=""))
     step = Loader(data, tried).step(0, 0)
     number = max(range(len(step.bins)), key=lambda number: len(step.bins[number].input_ids))
     largest, place = step.bins[number], step.places[number]

@@ -10,9 +10,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 
 from bertrain.base.errors import UserError
+from bertrain.base.files import absolute
 from bertrain.base.machine import is_first_rank
 from bertrain.config.resolve import in_family, override
 from bertrain.config.settings import Settings
@@ -28,13 +30,13 @@ from bertrain.run.trackers import check_trackers
 from bertrain.tasks import registry
 from bertrain.tasks.task import Task
 from bertrain.training import engine
+from bertrain.training.replacing_engine import check_copy, read_generator, write_generator
 from bertrain.training.resolve_auto import check_memory, draw_seed, find_token_budget, fit_to_data, resolve_auto
 from bertrain.training.restore import InitWeights, refuse_init_settings
 from bertrain.training.task_evaluator import task_data
-from bertrain.training.task_settings import ARCHITECTURE, evaluate_as_overridden, fit_to_task
+from bertrain.training.task_settings import ARCHITECTURE, evaluate_as_overridden, fit_to_task, refuse_other_unit
 from bertrain.weights.companions import find_vocabulary
-from bertrain.weights.hub import absolute
-from bertrain.weights.tensors import PADDING_LIMIT
+from bertrain.weights.tensors import PADDING_LIMIT, Weights
 
 MOST_TO_CONTINUE = 2e-4  # a learning rate of AdamW above it makes trained weights forget
 
@@ -58,6 +60,8 @@ class ResolvedRun:
     task: Task | None = None
     held_out: DataSource | None = None
     """The data of `evaluate.data`, opened; a task has its own."""
+    generator: Weights | None = None
+    """Of `data.generator`, for a new run to keep; None without it, and on other ranks than the first."""
     notes: tuple[str, ...] = ()
     """Lines to print at the start: what `auto` means, what was found in the files of a task."""
 
@@ -80,7 +84,8 @@ class ResolvedRun:
         if is_new and ranks.is_first:
             fingerprint = self.weights.fingerprint if self.weights else ""
             description = self.task.to_dict() if self.task else None
-            Run.create(self.folder, self.settings, self.data, self.init, fingerprint, description)
+            write = partial(write_generator, self.generator) if self.generator else None
+            Run.create(self.folder, self.settings, self.data, self.init, fingerprint, description, write)
         ranks.broadcast_int(0)
         return (self.begun or Run.open(self.folder)).continued(self.settings, self.data.folder)
 
@@ -119,10 +124,10 @@ def resolve_run(
     notes: list[str] = []
     if here or begun is not None:
         settings, notes = resolve_auto(settings, begun)
-    if here:
-        engine.choose(settings, parallel.choose_device(settings.train.device)[0])
-    resolved = _open(settings, Path(data), task, vocabulary if task else None, ranks, world)
+    resolved = _open(settings, Path(data), task, vocabulary if task else None, ranks, world, begun)
     settings = resolved.settings
+    if here:  # the data has the size of the vocabulary, which the kernels are tried with
+        engine.choose(settings, parallel.choose_device(settings.train.device)[0])
     check_data(resolved.data, settings)
     check_shares(resolved.data, settings)
     training_examples(resolved.data, settings)
@@ -160,15 +165,22 @@ def resolve_resume(
     vocabulary = begun.vocabulary() if settings.task.name else None
     task = registry.open_task(settings, begun.data, vocabulary) if vocabulary else None
     world = ranks.world if ranks is not None else world
-    resolved = _open(settings, begun.data, task, vocabulary, ranks, world)
+    resolved = _open(settings, begun.data, task, vocabulary, ranks, world, begun)
     if task is not None:
+        refuse_other_unit(settings, task)
         num_rows = len(settings.data.rows(resolved.data.num_examples))
         settings = evaluate_as_overridden(settings, dict(overrides), num_rows)
     return replace(resolved, settings=settings, folder=Path(folder), begun=begun, init=begun.init)
 
 
 def _open(
-    settings: Settings, folder: Path, task: Task | None, vocabulary: Vocabulary | None, ranks: Ranks | None, world: int
+    settings: Settings,
+    folder: Path,
+    task: Task | None,
+    vocabulary: Vocabulary | None,
+    ranks: Ranks | None,
+    world: int,
+    begun: Run | None,
 ) -> ResolvedRun:
     """Open the data to train and to evaluate on, take sizes from it, and refuse data that do not belong together."""
     check_groups(settings.batch.group_size, world)
@@ -186,7 +198,15 @@ def _open(
         held_out = open_for(settings.evaluate.data, settings, ranks)
         check_data(held_out, settings)
         refuse_other_vocabulary(held_out, data.vocabulary.hash)
-    return ResolvedRun(None, settings, data, world, task=task, held_out=held_out, notes=tuple(notes))
+    generator: Weights | None = None
+    if settings.model.rtd and (ranks is None or ranks.is_first):
+        if begun is None:
+            generator = read_generator(settings, data)
+        else:
+            check_copy(begun)
+    return ResolvedRun(
+        None, settings, data, world, task=task, held_out=held_out, generator=generator, notes=tuple(notes)
+    )
 
 
 def fit_to_weights(settings: Settings, begun: Run | None, weights: InitWeights | None) -> tuple[Settings, list[str]]:

@@ -70,7 +70,10 @@ class InitWeights:
         check_shapes(parameters, self.weights, extends_positions=settings.train.init_positions == "extend")
         if settings.train.init_optimizer == "keep":
             theirs = self._check_optimizer(settings.optimizer.name)
-            fit_moments(self.moments, parameters)
+            known = {key.partition("/")[2] for key in fit_moments(self.moments, parameters)}
+            if missing := [name for name in parameters if name not in known]:
+                lacks = f"train.init_optimizer keep: {self.path} has no optimizer state of {few(missing)}"
+                raise UserError("other-model", f"{lacks}; use the same model settings, or reset")
             if settings.train.init_progress == "keep" and theirs.model != settings.model:
                 differs = f"keep continues the model of {self.path}, but the model settings differ from it"
                 raise UserError("other-model", f"train.init_progress {differs}; leave them out")

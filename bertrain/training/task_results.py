@@ -56,7 +56,7 @@ class Outcome:
         return statistics.fmean(self.metrics[name])
 
     def deviation(self, name: str) -> float:
-        return _deviation(self.metrics[name])
+        return sample_deviation(self.metrics[name])
 
     def to_dict(self) -> dict[str, Any]:
         return {
@@ -77,14 +77,14 @@ def _join(found: Sequence[Mapping[str, float]]) -> dict[str, tuple[float, ...]]:
     return {name: tuple(one[name] for one in found) for name in _common(found)}
 
 
-def _deviation(values: Sequence[float]) -> float:
+def sample_deviation(values: Sequence[float]) -> float:
     """The sample standard deviation; 0 for a single run."""
     return statistics.stdev(values) if len(values) > 1 else 0.0
 
 
 def _over_seeds(metrics: Mapping[str, Sequence[float]]) -> dict[str, Any]:
     return {
-        name: {"mean": statistics.fmean(values), "deviation": _deviation(values), "values": list(values)}
+        name: {"mean": statistics.fmean(values), "deviation": sample_deviation(values), "values": list(values)}
         for name, values in metrics.items()
     }
 

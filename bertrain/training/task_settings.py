@@ -86,15 +86,20 @@ def expand_tasks(name: str, data: str | Path) -> list[str]:
     return usable
 
 
-def fit_to_task(
-    settings: Settings, task: Task, begun: Run | None, weights: InitWeights | None, *, world: int
-) -> Settings:
-    """Settings whose model, length and bins follow from the task, its data, and the weights or the begun run."""
+def refuse_other_unit(settings: Settings, task: Task) -> None:
+    """Refuse a target that the task's main metric passes at once, or never."""
     target, unit = settings.evaluate.target_accuracy, "percentages" if task.head == "span" else "at most 1"
     if 0 < target <= 1 if task.head == "span" else target > 1:
         raise UserError(
             "bad-target", f"evaluate.target_accuracy is {target:g}, but the metrics of {task.name} are {unit}"
         )
+
+
+def fit_to_task(
+    settings: Settings, task: Task, begun: Run | None, weights: InitWeights | None, *, world: int
+) -> Settings:
+    """Settings whose model, length and bins follow from the task, its data, and the weights or the begun run."""
+    refuse_other_unit(settings, task)
     block = task.training().block
     settings = replace(settings, model=_model_for(task, settings, begun, weights))
     notes: list[str] = []

@@ -13,8 +13,8 @@ from bertrain.weights import huggingface, onnx
 from bertrain.weights.card import model_card
 from bertrain.weights.hub import locate
 from bertrain.weights.onnx_graph import VECTOR
-from bertrain.weights.sentence_transformers import find_pipeline
-from bertrain.weights.source import NEWEST, open_source, read_weights, refuse_incomplete, vocabulary_of
+from bertrain.weights.sentence_transformers import SentencePipeline, find_pipeline
+from bertrain.weights.source import NEWEST, open_source, read_weights, refuse_incomplete, run_of, vocabulary_of
 from bertrain.weights.tensors import WRITTEN_PADDINGS, Kind, Weights, list_names, load_tensors
 
 FORMATS = ("huggingface", "nvidia", "onnx")
@@ -52,7 +52,8 @@ def import_weights(
     opened = open_source(source, config=Path(config) if config else None, vocab=Path(vocab) if vocab else None)
     weights = load_tensors(opened)
     _refuse_incomplete_encoder(weights)
-    huggingface.write_folder(Path(out), weights, pad_vocab_to=pad_vocab_to)
+    pipeline = _pipeline_of(opened.kind, source, "the encoder is imported alone")
+    huggingface.write_folder(Path(out), weights, pad_vocab_to=pad_vocab_to, pipeline=pipeline)
     return Imported(
         folder=str(out),
         kind=weights.kind,
@@ -103,8 +104,11 @@ def export(
         raise UserError(error.code, f"{error}; `bertrain weights import` accepts weights without heads") from None
     if to == "huggingface":
         vocabulary_of(weights, source)
-        card = model_card(Run.open(source), weights.global_step) if weights.kind == "run" else ""
-        huggingface.write_folder(Path(out), weights, pad_vocab_to=padding, card=card, as_fp16=precision == "fp16")
+        card = model_card(Run.open(run_of(source)), weights.global_step) if weights.kind == "run" else ""
+        pipeline, as_fp16 = _pipeline_of(weights.kind, source, "exporting the encoder alone"), precision == "fp16"
+        huggingface.write_folder(
+            Path(out), weights, pad_vocab_to=padding, card=card, as_fp16=as_fp16, pipeline=pipeline
+        )
         return Path(out)
     if weights.settings.family != "bert" or weights.settings.is_roberta:
         kind = "RoBERTa" if weights.settings.is_roberta else f"model.family {weights.settings.family}"
@@ -140,16 +144,23 @@ def _export_onnx(source: str | Path, out: Path, which: str, precision: str) -> P
 
 def _read_with_pipeline(source: str | Path, which: str) -> Weights:
     """Read weights; those of a sentence-transformers folder as an embedding model, if we compute its pipeline."""
-    opened, pipeline = open_source(source, which=which), None
-    if opened.kind != "run":
-        try:
-            pipeline = find_pipeline(locate(source))
-        except UserError as error:
-            warn(f"{error}; exporting the encoder alone")
+    opened = open_source(source, which=which)
+    pipeline = _pipeline_of(opened.kind, source, "exporting the encoder alone")
     if pipeline is None or opened.settings is None or opened.settings.head != "pretrain":
         return load_tensors(opened)
     settings = replace(opened.settings, head="embed", pooling=pipeline.pooling)
     return replace(load_tensors(replace(opened, settings=settings)), normalizes=pipeline.normalize)
+
+
+def _pipeline_of(kind: Kind, source: str | Path, otherwise: str) -> SentencePipeline | None:
+    """The pipeline of a sentence-transformers folder; None, with a warning, if bertrain does not compute it."""
+    if kind == "run":
+        return None
+    try:
+        return find_pipeline(locate(source))
+    except UserError as error:
+        warn(f"{error}; {otherwise}")
+        return None
 
 
 def _check_padding(pad_vocab_to: int) -> None:

@@ -8,17 +8,18 @@ from pathlib import Path
 
 from bertrain.base.errors import UserError
 from bertrain.base.extras import import_extra
+from bertrain.base.files import HUB_PREFIX
 
-PREFIX = "hub:"
-FILES = ["config.json", "vocab.txt", "tokenizer.json", "tokenizer_config.json", "model*.safetensors*"]
+FILES = ["config.json", "vocab.txt", "tokenizer.json", "tokenizer_config.json", "vocab.json", "merges.txt"]
+FILES += ["model*.safetensors*"]
 FILES += ["modules.json", "*_Pooling/config.json", "*sentence_*.json"]  # of sentence-transformers
 
 
 def locate(source: str | Path) -> Path:
     """The local path of weights; `hub:NAME` or `hub:NAME@REVISION` is downloaded into the hub's cache."""
-    if not str(source).startswith(PREFIX):
+    if not str(source).startswith(HUB_PREFIX):
         return Path(source)
-    name, _, revision = str(source).removeprefix(PREFIX).partition("@")
+    name, _, revision = str(source).removeprefix(HUB_PREFIX).partition("@")
     hub = import_extra("huggingface_hub")
     try:
         return Path(hub.snapshot_download(name, revision=revision or None, allow_patterns=FILES))
@@ -29,13 +30,8 @@ def locate(source: str | Path) -> Path:
         ) from None
 
 
-def absolute(source: str | Path) -> str:
-    """A path made absolute; a name of the hub as it is, and nothing as nothing."""
-    return str(source if not str(source) or str(source).startswith(PREFIX) else Path(source).resolve())
-
-
 def suggest_hub(path: Path) -> str:
     """What to type if a path that does not exist looks like a name of the hub, to append to a sentence."""
     name = os.path.relpath(path)
     is_name = re.fullmatch(r"\w[\w.-]*(/\w[\w.-]*)?", name) and not ("/" in name and Path(name).parent.exists())
-    return f"; to download them from the Hugging Face hub, type {PREFIX}{name}" if is_name else ""
+    return f"; to download them from the Hugging Face hub, type {HUB_PREFIX}{name}" if is_name else ""

@@ -28,7 +28,7 @@ from bertrain.base.schema import JsonError, Name, check_value
 from bertrain.config import modernbert
 from bertrain.config.resolve import BERT_CONFIG_KEYS
 from bertrain.config.settings import ModelSettings
-from bertrain.data.text.tokenizer import build_pipeline
+from bertrain.data.text.tokenizer import build_pipeline, with_special_words
 from bertrain.data.text.vocabulary import ROLES, Vocabulary
 from bertrain.weights import torch_files
 from bertrain.weights.companions import CONFIGS, OURS, TOKENIZER, VOCABULARY, find_labels, find_thresholds, read_json
@@ -192,10 +192,18 @@ def to_huggingface(weights: Weights, *, pad_vocab_to: int = 1, pad_bias: float =
     return out
 
 
-def write_folder(out: Path, weights: Weights, *, pad_vocab_to: int = 1, card: str = "", as_fp16: bool = False) -> None:
+def write_folder(
+    out: Path,
+    weights: Weights,
+    *,
+    pad_vocab_to: int = 1,
+    card: str = "",
+    as_fp16: bool = False,
+    pipeline: SentencePipeline | None = None,
+) -> None:
     """Write a folder that AutoModel (or AutoModelFor..., by head) and AutoTokenizer load; complete, or not at all.
 
-    `card` becomes its README.md.
+    `card` becomes its README.md. `pipeline` is that of the sentence-transformers folder that the weights are from.
     """
     refuse_occupied(out)
     # With such a bias, padding is never predicted.
@@ -210,7 +218,10 @@ def write_folder(out: Path, weights: Weights, *, pad_vocab_to: int = 1, card: st
         write_companions(folder, weights, settings, is_fp16=as_fp16)
         if settings.head == "embed":
             length = weights.max_seq_length or settings.max_positions
-            write_pipeline(folder, SentencePipeline(settings.pooling, True, length), settings.hidden_size)
+            pipeline = SentencePipeline(settings.pooling, True, length)
+        if pipeline is not None:
+            length = pipeline.max_seq_length or settings.max_positions
+            write_pipeline(folder, replace(pipeline, max_seq_length=length), settings.hidden_size)
         if card:
             (folder / CARD).write_text(card)
 
@@ -309,6 +320,8 @@ def bert_config(settings: ModelSettings) -> dict[str, Any]:
 
 
 def write_tokenizer(folder: Path, vocabulary: Vocabulary, settings: ModelSettings) -> None:
+    if vocabulary.tokenizer:
+        vocabulary = with_special_words(vocabulary)
     vocabulary.save(folder / VOCABULARY)
     if not vocabulary.tokenizer:
         build_pipeline(vocabulary, for_models=True).save(str(folder / "tokenizer.json"))

@@ -94,6 +94,12 @@ def open_source(
     )
 
 
+def run_of(source: str | Path) -> Path:
+    """The folder of the run that a source is, or that it is a checkpoint of."""
+    path = locate(source)
+    return path.parents[1] if is_checkpoint(path) else path
+
+
 def is_checkpoint(path: Path) -> bool:
     """Whether this is a folder such as RUN/checkpoints/step-00000500."""
     return checkpoint.is_name(path.name) and path.parent.name == "checkpoints" and Run.exists(path.parents[1])

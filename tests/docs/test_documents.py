@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib.util
 import json
 import os
@@ -17,6 +18,7 @@ from functools import cache
 from pathlib import Path
 from types import ModuleType
 from typing import Any
+from unittest import mock
 
 import pyarrow as pa
 import pyarrow.parquet
@@ -29,6 +31,7 @@ from bertrain.config import resolve as config
 from bertrain.config.recipe import recipe_names
 from bertrain.config.resolve import parse_overrides
 from tests import helpers
+from tests.miniature_tasks import command_line
 from tests.training.test_embed import encoder as encoder
 
 ROOT = Path(__file__).parents[2]
@@ -112,6 +115,15 @@ def perform(action: Action, folder: Path) -> str:
     return output
 
 
+def perform_here(action: Action, folder: Path) -> str:
+    """The same in this process, which has torch loaded, if it is a command of bertrain and no more."""
+    words = shlex.split(action.text)
+    if action.language != "console" or words[0] != "bertrain" or set(words) & {"|", ">", ">>", "&&"}:
+        return perform(action, folder)
+    with contextlib.chdir(folder), mock.patch.dict(os.environ, {"CUDA_VISIBLE_DEVICES": ""}):
+        return command_line(*words[1:], as_on_terminal=True).out
+
+
 def assert_shows(action: Action, output: str) -> None:
     """Each line shown occurs in the output, in order; numbers may differ, `...` is anything."""
     position, output = 0, helpers.unwrapped(output)
@@ -160,107 +172,17 @@ def test_the_tutorial_runs_as_written(followed: Path) -> None:
     assert steps == list(range(1, 61)), "stopped and resumed, each step stands there once"
 
 
-def test_the_how_to_about_tags_runs_as_written(tmp_path: Path) -> None:
-    for name in ("demo", "models"):
-        (tmp_path / name).symlink_to(ROOT / name)
-    actions = list(actions_of((DOCS / "how-to-tag.md").read_text()))
-    assert len(actions) == 5
-    for action in actions:
-        assert_shows(action, perform(action, tmp_path))
-    assert {path.name for path in (tmp_path / "predictions").iterdir()} == {"dev.conll", "dev.jsonl"}
-
-
-def test_how_to_embed_runs_as_written(encoder: Path, tmp_path: Path) -> None:
-    shutil.copytree(encoder, tmp_path / "weights")
-    actions = list(actions_of((DOCS / "how-to-embed.md").read_text()))
-    assert len(actions) >= 5
-    for action in actions:
-        assert_shows(action, perform(action, tmp_path))
-
-
-@pytest.mark.parametrize(
-    ("title", "count"), [("### Warm-up, stable, decay", 2), ("## Batch ramp", 1), ("## Try several values", 1)]
-)
-def test_sections_of_how_to_optimizers_run_as_written(title: str, count: int, tmp_path: Path) -> None:
-    helpers.make_data(tmp_path)
-    section = (DOCS / "how-to-optimizers.md").read_text().partition(f"\n{title}\n")[2].partition("\n## ")[0]
-    actions = list(actions_of(section))
-    assert len(actions) == count
-    for action in actions:
-        assert_shows(action, perform(action, tmp_path))
-
-
-def test_the_section_about_data_sets_runs_as_written(tmp_path: Path) -> None:
-    shutil.copytree(ROOT / "tests" / "data" / "datasets" / "saved" / "cola", tmp_path / "saved")
-    (tmp_path / "hub" / "data").mkdir(parents=True)
-    for split in ("train", "test"):
-        table = pa.table({"text": [f"A sentence of {split} number {number}." for number in range(9)]})
-        pyarrow.parquet.write_table(table, tmp_path / "hub" / "data" / f"{split}-00000-of-00001.parquet")
-    actions = list(actions_of((DOCS / "how-to-own-text.md").read_text()))
-    assert len(actions) == 2
-    for action in actions:
-        assert_shows(action, perform(action, tmp_path))
-    (part,) = (tmp_path / "text-hub" / "train").iterdir()
-    assert "of train" in part.read_text()
-    assert "of test" not in part.read_text()
-
-
-def test_the_section_about_trackers_runs_as_written(tmp_path: Path) -> None:
-    helpers.make_data(tmp_path)
-    section = (DOCS / "how-to-watch.md").read_text().partition("## Trackers")[2]
-    actions = list(actions_of(section))
-    assert len(actions) == 2
-    for action in actions:
-        assert "left out" not in perform(action, tmp_path)
-    assert (tmp_path / "mlflow.db").is_file()
-    assert {path.name for path in (tmp_path / "runs").glob("*/trackers/*")} == {"mlflow", "wandb"}
-    assert list((tmp_path / "runs" / "tracked" / "tensorboard").iterdir())
-    assert list((tmp_path / "runs" / "offline" / "wandb").glob("offline-run-*"))
-
-
-def test_a_shown_line_is_compared_by_its_words() -> None:
-    line = "step 10/60  loss 8.8131  lr 1.35e-03  10,102 tokens/s  ...  10 s left"
-    assert re.search(pattern_of(line), "step 20/60 loss 7.1  lr 1.00e-04  9 tokens/s  data 7%  1:05 s left")
-    assert not re.search(pattern_of(line), "step 20/60 mean 7.1  lr 1.00e-04  9 tokens/s  data 7%  5 s left")
-
-
-# --- the reference -----------------------------------------------------------------------------------
-
-
-def load_script(name: str) -> ModuleType:
-    """A script of docs/ as a module."""
-    specification = importlib.util.spec_from_file_location(name, DOCS / f"{name}.py")
-    assert specification is not None
-    assert specification.loader is not None
-    module = importlib.util.module_from_spec(specification)
-    sys.modules[name] = module  # where a dataclass looks for its annotations
-    specification.loader.exec_module(module)
-    return module
-
-
-def verbs() -> Iterator[tuple[str, Any]]:
-    """Every verb that people use, with its command."""
-    return load_script("make_reference").verbs()
-
-
-@pytest.fixture(scope="module")
-def generator() -> ModuleType:
-    return load_script("make_reference")
-
-
-def test_the_reference_is_the_codes(generator: ModuleType) -> None:
-    written = (DOCS / "reference.md").read_text(encoding="utf-8")
-    assert written == generator.reference(), "docs/reference.md is out of date: run python docs/make_reference.py"
-
-
 def test_the_reference_names_what_folders_hold(generator: ModuleType, followed: Path) -> None:
-    """The lists of files and fields are those of the folders that the tutorial made."""
+    """The lists of files and fields are those of the folders that the tutorial made.
+
+    It stands beside the tutorial, as does the next, so that one worker has all that needs it.
+    """
     data, run = followed / "data", followed / "runs" / "first"
     assert {path.name for path in data.iterdir()} == set(generator.DATA_FOLDER)
     assert list(read_json(data / "manifest.json")) == list(generator.MANIFEST_FIELDS)
     with pa.memory_map(str(data / "shard-00000.arrow")) as source:
         assert pa.ipc.open_file(source).schema.names == list(generator.SHARD_COLUMNS)
-    assert {path.name for path in run.iterdir()} == set(generator.RUN_FOLDER)
+    assert {path.name for path in run.iterdir()} == generator.RUN_FOLDER.keys() - {"generator"}  # of model.rtd
     for entry in read_json(run / "environment.json"):
         assert list(entry) == list(generator.ENVIRONMENT_FIELDS)
     checkpoint = run / "checkpoints" / "step-00000060"
@@ -284,6 +206,100 @@ def test_the_reference_names_every_field_of_the_metrics(generator: ModuleType, f
     assert set(result) == {"step", *records.PRETRAINING_METRICS}
 
 
+def test_the_how_to_about_tags_runs_as_written(tmp_path: Path) -> None:
+    for name in ("demo", "models"):
+        (tmp_path / name).symlink_to(ROOT / name)
+    actions = list(actions_of((DOCS / "how-to-tag.md").read_text()))
+    assert len(actions) == 5
+    for action in actions:
+        assert_shows(action, perform_here(action, tmp_path))
+    assert {path.name for path in (tmp_path / "predictions").iterdir()} == {"dev.conll", "dev.jsonl"}
+
+
+def test_how_to_embed_runs_as_written(encoder: Path, tmp_path: Path) -> None:
+    shutil.copytree(encoder, tmp_path / "weights")
+    actions = list(actions_of((DOCS / "how-to-embed.md").read_text()))
+    assert len(actions) >= 5
+    for action in actions:
+        assert_shows(action, perform_here(action, tmp_path))
+
+
+@pytest.mark.parametrize(
+    ("title", "count"), [("### Warm-up, stable, decay", 2), ("## Batch ramp", 1), ("## Try several values", 1)]
+)
+def test_sections_of_how_to_optimizers_run_as_written(title: str, count: int, tmp_path: Path) -> None:
+    helpers.make_data(tmp_path)
+    section = (DOCS / "how-to-optimizers.md").read_text().partition(f"\n{title}\n")[2].partition("\n## ")[0]
+    actions = list(actions_of(section))
+    assert len(actions) == count
+    for action in actions:
+        assert_shows(action, perform_here(action, tmp_path))
+
+
+def test_the_section_about_data_sets_runs_as_written(tmp_path: Path) -> None:
+    shutil.copytree(ROOT / "tests" / "data" / "datasets" / "saved" / "cola", tmp_path / "saved")
+    (tmp_path / "hub" / "data").mkdir(parents=True)
+    for split in ("train", "test"):
+        table = pa.table({"text": [f"A sentence of {split} number {number}." for number in range(9)]})
+        pyarrow.parquet.write_table(table, tmp_path / "hub" / "data" / f"{split}-00000-of-00001.parquet")
+    actions = list(actions_of((DOCS / "how-to-own-text.md").read_text()))
+    assert len(actions) == 2
+    for action in actions:
+        assert_shows(action, perform_here(action, tmp_path))
+    (part,) = (tmp_path / "text-hub" / "train").iterdir()
+    assert "of train" in part.read_text()
+    assert "of test" not in part.read_text()
+
+
+def test_the_section_about_trackers_runs_as_written(tmp_path: Path) -> None:
+    helpers.make_data(tmp_path)
+    section = (DOCS / "how-to-watch.md").read_text().partition("## Trackers")[2]
+    actions = list(actions_of(section))
+    assert len(actions) == 2
+    for action in actions:
+        assert "left out" not in perform_here(action, tmp_path)
+    assert (tmp_path / "mlflow.db").is_file()
+    assert {path.name for path in (tmp_path / "runs").glob("*/trackers/*")} == {"mlflow", "wandb"}
+    assert list((tmp_path / "runs" / "tracked" / "tensorboard").iterdir())
+    assert list((tmp_path / "runs" / "offline" / "wandb").glob("offline-run-*"))
+
+
+def test_a_shown_line_is_compared_by_its_words() -> None:
+    line = "step 10/60  loss 8.8131  lr 1.35e-03  10,102 tokens/s  ...  10 s left"
+    assert re.search(pattern_of(line), "step 20/60 loss 7.1  lr 1.00e-04  9 tokens/s  data 7%  1:05 s left")
+    assert not re.search(pattern_of(line), "step 20/60 mean 7.1  lr 1.00e-04  9 tokens/s  data 7%  5 s left")
+
+
+# --- the reference -----------------------------------------------------------------------------------
+
+
+@cache
+def load_script(name: str) -> ModuleType:
+    """A script of docs/ as a module."""
+    specification = importlib.util.spec_from_file_location(name, DOCS / f"{name}.py")
+    assert specification is not None
+    assert specification.loader is not None
+    module = importlib.util.module_from_spec(specification)
+    sys.modules[name] = module  # where a dataclass looks for its annotations
+    specification.loader.exec_module(module)
+    return module
+
+
+def verbs() -> Iterator[tuple[str, Any]]:
+    """Every verb that people use, with its command."""
+    return load_script("make_reference").commands()
+
+
+@pytest.fixture(scope="module")
+def generator() -> ModuleType:
+    return load_script("make_reference")
+
+
+def test_the_reference_is_the_codes(generator: ModuleType) -> None:
+    written = (DOCS / "reference.md").read_text(encoding="utf-8")
+    assert written == generator.reference(), "docs/reference.md is out of date: run python docs/make_reference.py"
+
+
 def test_the_reference_names_every_column_of_a_profile(generator: ModuleType) -> None:
     from bertrain.profiling.sets import ITERATION_COLUMNS, LAUNCH_COLUMNS
     from bertrain.run.sensors import sensors_for
@@ -304,9 +320,15 @@ def read_json(path: Path) -> Any:
 # --- errors ------------------------------------------------------------------------------------------
 
 
+@cache
+def errors_raised() -> list[Any]:
+    """Those of the whole package, which takes seconds to read."""
+    return list(load_script("make_errors").raised())
+
+
 def test_every_error_has_a_code() -> None:
     """A literal in kebab-case, before the sentence."""
-    without = [one.place for one in load_script("make_errors").raised() if one.code is None]
+    without = [one.place for one in errors_raised() if one.code is None]
     assert not without, f"{len(without)} errors without a code: {' '.join(without[:20])}"
 
 
@@ -318,7 +340,7 @@ def test_the_table_of_errors_is_the_codes() -> None:
 def test_causes_belong_to_codes() -> None:
     """Every code with several sentences has one line for all, and no line is about a code that is gone."""
     script = load_script("make_errors")
-    sentences, causes = script.sentences(script.raised()), script.causes()
+    sentences, causes = script.sentences(errors_raised()), script.causes()
     assert not causes.keys() - sentences.keys()
     assert not {code for code, texts in sentences.items() if len(texts) > 2} - causes.keys()
     assert all(cause.endswith(".") and "\n" not in cause for cause in causes.values())
@@ -440,7 +462,7 @@ def check_command(command: str, *, is_whole: bool) -> None:
     while hasattr(node, "commands") and words and not words[0].startswith("-"):
         if words[0].isupper() or words[0].startswith(("{", "...")):
             return  # a stand-in for any verb
-        assert words[0] in node.commands, f"there is no verb {words[0]}"
+        assert words[0] in node.commands, f"there is no command {words[0]}"
         node = node.commands[words.pop(0)]
     if hasattr(node, "commands") or not is_whole:
         known = {name for one in node.params for name in (*one.opts, *one.secondary_opts)} | {"--help"}
@@ -488,7 +510,7 @@ def test_python_and_settings_shown_are_sound(document: Path, tmp_path: Path) -> 
 
 def test_commands_that_could_not_be_run_are_found() -> None:
     wrong = {
-        "bertrain pretrian bert-tiny --data data": (AssertionError, "no verb pretrian"),
+        "bertrain pretrian bert-tiny --data data": (AssertionError, "no command pretrian"),
         "bertrain pretrain bert-huge --data data --run runs/x": (AssertionError, "bert-huge"),
         "bertrain pretrain bert-tiny --data data --run runs/x --train.steps 5": (UserError, "train.steps"),
         "bertrain pretrain bert-tiny --data data --run runs/x --train.max_steps many": (UserError, "many"),

@@ -18,6 +18,7 @@ from bertrain.config.recipe import recipe_names
 from bertrain.config.resolve import resolve
 from tests import helpers
 from tests.docs.test_documents import check_command, verbs
+from tests.miniature_tasks import command_line
 
 ROOT = Path(__file__).parents[2]
 
@@ -195,17 +196,15 @@ def test_every_recipe_of_a_task_dry_runs(
 def test_dry_run_numbers_are_true(tmp_path: Path) -> None:
     """Parameters as worked out by hand; memory is held to measurements elsewhere."""
     data = helpers.make_data(tmp_path)
-    done = helpers.bertrain(
-        "pretrain", "bert-tiny", "--data", data, "--dry-run", "--nproc", 3, *helpers.tiny_arguments()
-    )
+    done = command_line("pretrain", "bert-tiny", "--data", data, "--dry-run", "--nproc", 3, *helpers.tiny_arguments())
     width, vocab = 32, helpers.vocab_size()
     layer = 4 * width * width + 4 * width + 2 * width * 64 + 64 + width + 4 * width
     heads = (width * width + width) + 2 * width + vocab + (width * width + width) + 2 * width + 2
     total = (vocab + 64 + 2) * width + 2 * width + 2 * layer + heads
-    assert f"parameters: {total:,}" in done.stdout
-    assert "memory on each rank: about " in done.stdout
-    assert "for 3 ranks" in done.stdout
-    assert "24 sequences" in done.stdout
+    assert f"parameters: {total:,}" in done.out
+    assert "memory on each rank: about " in done.out
+    assert "for 3 ranks" in done.out
+    assert "24 sequences" in done.out
 
 
 def test_help_imports_nothing_heavy() -> None:

@@ -2,7 +2,7 @@
 
 They follow one another as they stand there, on a few of the demo's articles, with budgets of seconds: the first as a
 reader types it and what starts ranks in a shell, the others in this process, which has torch loaded. `make demo` is run
-on a fresh clone by a services test; a download, against a server of our own.
+on a fresh clone by a long test, and its script here; a download, against a server of our own.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ RUN_ELSEWHERE = {
     "bertrain launch ssh": ("tests/services/test_ssh.py", 'as_job("ssh"'),
     "bertrain serve": ("tests/docs/test_serve_page.py", "with started("),
     "bertrain mlperf": ("tests/faults/test_mlperf_runs.py", '("mlperf", "run"'),
-    "bertrain data mlperf": ("tests/processes/test_mlperf_data.py", 'bertrain("data", "mlperf"'),
+    "bertrain data mlperf": ("tests/processes/test_mlperf_data.py", 'command_line("data", "mlperf"'),
 }
 """Commands that the test below does not run: the file that does, and how they stand there."""
 IN_A_SHELL = ("bertrain train articles/ ", "bertrain launch local ")
@@ -84,6 +84,15 @@ def test_every_command_of_the_readme_runs(tmp_path: Path, monkeypatch: pytest.Mo
             command_line(*shlex.split(short)[1:])
         ran += 1
     assert ran >= 20
+
+
+def test_the_demo_trains_and_guesses_words(tmp_path: Path) -> None:
+    """For seconds: how well it guesses is measured in two minutes, by the long test."""
+    said = perform(Action("bash", f"{ROOT}/demo/run.sh out 5s"), tmp_path)
+    assert re.search(r"^quality: +[\d.]+% of masked words predicted in ", said, re.M)
+    assert re.search(r"united \[MASK\] \.\n +\S+ [\d.]+%", said)
+    for made in ("report.html", "model/model.safetensors", "model/README.md", "recipe.toml"):
+        assert (tmp_path / "out" / made).is_file()
 
 
 def test_every_verb_is_in_the_reference() -> None:

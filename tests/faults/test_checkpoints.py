@@ -21,18 +21,26 @@ from bertrain.run.checkpoint import Progress, Saver, Snapshot
 from bertrain.training.start import pretrain, resume
 from bertrain.weights.source import read_weights
 from tests import helpers
+from tests.miniature_tasks import command_line
 
 
 def snapshot(step: int) -> Snapshot:
     return Snapshot({"w": torch.full((4, 4), float(step))}, {"m": torch.zeros(4)}, Progress(step, 10 * step))
 
 
-@pytest.fixture
-def finished(tmp_path: Path) -> Path:
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A run of 20 steps with checkpoints at 10, 15 and 20."""
-    data = helpers.make_data(tmp_path)
-    pretrain(helpers.tiny_settings(checkpoint__every_steps=5, train__deterministic=True), data, tmp_path / "run")
-    return tmp_path / "run"
+    folder = tmp_path_factory.mktemp("trained")
+    data = helpers.make_data(folder)
+    pretrain(helpers.tiny_settings(checkpoint__every_steps=5, train__deterministic=True), data, folder / "run")
+    return folder / "run"
+
+
+@pytest.fixture
+def finished(trained: Path, tmp_path: Path) -> Path:
+    """A copy of it, to damage."""
+    return shutil.copytree(trained, tmp_path / "run")
 
 
 def flip_a_byte(path: Path) -> None:
@@ -237,9 +245,9 @@ def test_interrupted_saves_and_says_how_to_resume(
 def test_two_processes_do_not_train_in_one_folder(tmp_path: Path) -> None:
     process, run = long_run(tmp_path)
     try:
-        second = helpers.bertrain("resume", run, check=False)
-        assert second.returncode == 2
-        (line,) = second.stderr.splitlines()
+        second = command_line("resume", run, check=False)
+        assert second.code == 2
+        (line,) = second.err.splitlines()
         assert str(run) in line
         assert line.endswith("[run-in-use]")
     finally:
@@ -252,19 +260,21 @@ def test_a_run_that_diverges_ends_with_a_hint(tmp_path: Path) -> None:
     arguments = helpers.tiny_arguments(
         optimizer__learning_rate=1e30, schedule__warmup_steps=0, train__max_skipped_steps=4, log__every_steps=2
     )
-    done = helpers.bertrain("pretrain", "bert-tiny", "--data", data, "--run", run, *arguments, check=False)
-    assert done.returncode == 2
-    assert "in 4 steps in a row, the last of them step 5" in done.stderr
-    assert "[diverged]" in done.stderr
-    assert "lower optimizer.learning_rate" in done.stderr
+    done = command_line("pretrain", "bert-tiny", "--data", data, "--run", run, *arguments, check=False)
+    assert done.code == 2
+    assert "in 4 steps in a row, the last of them step 5" in done.err
+    assert "[diverged]" in done.err
+    assert "lower optimizer.learning_rate" in done.err
     records = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
     assert [record["applied"] for record in records][-4:] == [False] * 4
     assert records[-1]["loss"] is None
-    assert "Traceback" not in done.stderr
+    assert "Traceback" not in done.err
 
 
-def test_other_weights_to_begin_with(finished: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    data = tmp_path / "data"
+def test_other_weights_to_begin_with(
+    trained: Path, finished: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    data = trained.parent / "data"
     settings = helpers.tiny_settings(train__max_steps=1, optimizer__learning_rate=0)
     pretrain(settings, data, tmp_path / "second", init=str(finished))
     assert (
@@ -282,3 +292,9 @@ def test_other_weights_to_begin_with(finished: Path, tmp_path: Path, capsys: pyt
         pretrain(settings, data, tmp_path / "fourth", init=str(finished))
     assert not (tmp_path / "third").exists()
     assert not (tmp_path / "fourth").exists()
+
+
+def test_a_manifest_that_cannot_be_read_is_said(tmp_path: Path) -> None:
+    """As on a disk with bad sectors; here, a folder stands in its place."""
+    (tmp_path / "step-00000001" / checkpoint.MANIFEST).mkdir(parents=True)
+    assert checkpoint.find_damage(tmp_path / "step-00000001") == "manifest.json cannot be read (Is a directory)"

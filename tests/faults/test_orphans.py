@@ -70,13 +70,14 @@ def start_and_kill(
 
 
 @pytest.mark.timeout(900)
-def test_ranks_end_with_a_launcher_that_is_killed_at_any_moment(tmp_path: Path) -> None:
+@pytest.mark.parametrize("kills", [4, pytest.param(10, marks=pytest.mark.long)])
+def test_ranks_end_with_a_launcher_that_is_killed_at_any_moment(tmp_path: Path, kills: int) -> None:
     seed = random.randrange(2**32)
     print(f"moments of death drawn with seed {seed}")
     draw = random.Random(seed)
     data, run = helpers.make_data(tmp_path), tmp_path / "run"
     fresh = ["pretrain", "bert-tiny", "--data", data, "--run", run, "--nproc", 2, *helpers.tiny_arguments(**SETTINGS)]
-    for number in range(10):
+    for number in range(kills):
         words = ["resume", run, "--nproc", 2] if (run / "config.json").is_file() else fresh
         mark, steps = f"{os.getpid()}-{number}", len(records(run)) + draw.randint(1, 20)
 

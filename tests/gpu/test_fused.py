@@ -35,7 +35,7 @@ FAMILIES = [pytest.param({}, id="bert"), pytest.param(MODERN_BIN, id="modern")]
 def model_both_ways(
     device: str = "cuda", /, *, fp8: bool = False, dropout: float = 0.0, **overrides: object
 ) -> whole_model.BothWays:
-    """A bin of all lengths, junk and empty slots; all parameters random, matrices as large as a fresh BERT's."""
+    """A bin of all lengths, padding and empty slots; all parameters random, matrices as large as a fresh BERT's."""
     settings = helpers.tiny_settings(
         model__vocab_size=2000, model__hidden_size=256, model__num_heads=4,
         model__max_positions=520, data__max_seq_length=512, batch__token_budget=1024,
@@ -47,12 +47,15 @@ def model_both_ways(
     batch = whole_model.random_batch([300, 1, 512, 64, 5, 19, 2], 1024, 12, 250, 512, 2000)
     if settings.head != "pretrain":
         batch = whole_model.with_answers(batch, settings.head, settings.num_labels, settings.hidden_size)
+    if settings.rtd:
+        batch = whole_model.with_replaced_words(batch)
     return whole_model.BothWays(settings, batch, device, fp8=fp8, matrix_scale=0.2)
 
 
 VARIANTS: list[dict[str, Any]] = [
     {"model__pad_vocab_to": 64, "model__num_segments": 3},
     {"model__nsp": False},
+    {"model__rtd": 20.0, "data__generator": "any"},
     {"model__num_layers": 1},
     {"model__head": "classify", "model__num_labels": 3},
     {"model__head": "multilabel", "model__num_labels": 5},

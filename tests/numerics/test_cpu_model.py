@@ -15,6 +15,7 @@ pytestmark = pytest.mark.usefixtures("c_kernels")
 VARIANTS: list[dict[str, Any]] = [
     {"model__pad_vocab_to": 64, "model__num_segments": 3},
     {"model__num_layers": 1, "model__nsp": False},
+    {"model__rtd": 20.0, "data__generator": "any"},
     {"model__head": "classify", "model__num_labels": 3},
     {"model__head": "span"},
     {"model__head": "tag", "model__num_labels": 7},

@@ -25,7 +25,7 @@ TOLERANCE = 1e-5
 
 
 def padded_rectangle(batch: Batch) -> dict[str, torch.Tensor]:
-    """A ragged bin as the padded rectangle that Transformers wants, junk left out."""
+    """A ragged bin as the padded rectangle that Transformers wants, padding left out."""
     is_real = batch.nsp_labels >= 0
     starts = batch.cu_seqlens[:-1][is_real].tolist()
     stops = batch.cu_seqlens[1:][is_real].tolist()

@@ -1,6 +1,6 @@
 """The kernels and the model made of them in Triton's interpreter, against their plain twins.
 
-One process with TRITON_INTERPRET=1 measures all cases of `tests/interpreted.py`; each test looks at one of them.
+One process with TRITON_INTERPRET=1 measures all cases of `tests/interpreted.py` but the long ones, which have another.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from importlib.metadata import version
 
 import pytest
 
-from tests.interpreted import CASES
+from tests.interpreted import CASES, LONG
 
 
 def why_not() -> str:
@@ -32,10 +32,9 @@ def why_not() -> str:
 pytestmark = pytest.mark.skipif(bool(why_not()), reason=why_not())
 
 
-@pytest.fixture(scope="module")
-def figures() -> dict[str, float]:
+def measured(*options: str) -> dict[str, float]:
     environment = os.environ | {"TRITON_INTERPRET": "1", "OMP_NUM_THREADS": "1"}
-    command = [sys.executable, "-W", "ignore", "-m", "tests.interpreted"]
+    command = [sys.executable, "-W", "ignore", "-m", "tests.interpreted", *options]
     run = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=900, check=False)
     print(run.stderr)
     assert run.returncode == 0, run.stderr[-3000:]
@@ -43,6 +42,10 @@ def figures() -> dict[str, float]:
     return json.loads(run.stdout)
 
 
-@pytest.mark.parametrize("case", CASES)
-def test_kernel_matches_twin(figures: dict[str, float], case: str) -> None:
-    assert figures[case] <= CASES[case][1]
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize("is_long", [False, pytest.param(True, marks=pytest.mark.long)])
+def test_kernels_match_their_twins(is_long: bool) -> None:
+    """All cases in one test, since another worker that took some of them would measure all."""
+    errors = measured(*(["--long"] if is_long else []))
+    assert errors.keys() == (LONG if is_long else CASES.keys() - LONG)
+    assert not {name: error for name, error in errors.items() if not error <= CASES[name][1]}

@@ -25,11 +25,13 @@ def bin_peak(settings: Settings, length: int, tokens: int, predictions: int) -> 
     recompute_layers(model, settings.train.activation_checkpointing)
     slots = tokens // length
     batch = whole_model.random_batch([length] * slots, tokens, slots, predictions, length, settings.model.vocab_size)
+    batch = whole_model.with_replaced_words(batch) if settings.model.rtd else batch
     with LiveMemory() as live:
         with autocast(settings.train, CPU):
             outputs = model(batch)
-        sums = pretraining_sums(outputs.mlm_logits, outputs.nsp_logits, batch)
-        (sums.mlm_loss / predictions + sums.sequence_loss / slots).backward()
+        sums = pretraining_sums(outputs.mlm_logits, outputs.nsp_logits, batch, outputs.rtd_logits)
+        of_tokens = 0 if sums.rtd_loss is None else sums.rtd_loss / tokens
+        (sums.mlm_loss / predictions + sums.sequence_loss / slots + of_tokens).backward()
     return live.peak
 
 
@@ -46,6 +48,11 @@ def test_the_estimate_of_a_bin_is_what_its_tensors_take(
 @pytest.mark.parametrize("what", ["none", "full"])
 def test_the_estimate_of_local_attention(what: str) -> None:
     assert_estimated(512, "modern", "fp32", what, 100, model__local_window=32)
+
+
+def test_the_estimate_of_replaced_words() -> None:
+    """The generator is another model: here is only the head."""
+    assert_estimated(64, "bert", "fp32", "none", 100, model__rtd=50, data__generator="any", data__replaced_share=0.01)
 
 
 def assert_estimated(

@@ -69,7 +69,7 @@ def our_model(theirs: Any, folder: Path) -> Modern:
 
 
 def bin_of(lengths: list[int], vocab_size: int) -> Batch:
-    """Ragged sequences and junk after them, at most 8,192 tokens."""
+    """Ragged sequences and padding after them, at most 8,192 tokens."""
     longest = max(lengths)
     tokens = min(8192, sum(lengths) + longest // 2)
     return whole_model.random_batch(lengths, tokens, len(lengths) + 3, sum(lengths), longest, vocab_size)

@@ -55,7 +55,7 @@ def test_losses_are_those_that_were_noted(
         assert distance(noted["fp32"]) > TOLERANCES["fp32"], "nothing was rounded"
 
 
-NARROW = [pytest.param("bf32", marks=needs_amx), pytest.param("bf16", marks=needs_amx)]
+NARROW = [pytest.param("bf32", marks=[needs_amx, pytest.mark.long]), pytest.param("bf16", marks=needs_amx)]
 
 
 @pytest.mark.parametrize("precision", NARROW)

@@ -37,7 +37,9 @@ def use(monkeypatch: pytest.MonkeyPatch, command: list[str]) -> None:
     monkeypatch.setattr(self_test, "child_command", lambda: command)
 
 
-@pytest.mark.parametrize("sizes", [SIZES, replace(SIZES, family="modern", window=9)])
+@pytest.mark.parametrize(
+    "sizes", [SIZES, pytest.param(replace(SIZES, family="modern", window=9), marks=pytest.mark.long)]
+)
 def test_every_kernel_agrees_with_its_twin(monkeypatch: pytest.MonkeyPatch, sizes: Sizes) -> None:
     pytest.importorskip("triton")
     monkeypatch.setenv("TRITON_INTERPRET", "1")
@@ -107,6 +109,18 @@ def test_results_are_kept_by_machine_and_sizes(monkeypatch: pytest.MonkeyPatch, 
     use(monkeypatch, child("{'other': lambda: 1 / 0}"))
     self_test.results_here.cache_clear()
     assert "other" in self_test.why_failed(SIZES, CPU), "a damaged file is replaced"
+    self_test.results_here.cache_clear()
+
+
+@pytest.mark.parametrize(
+    "kernel", ["os.kill(os.getpid(), 9)", "(_ for _ in ()).throw(RuntimeError('CUBLAS_STATUS_ALLOC_FAILED'))"]
+)
+def test_a_failure_that_may_pass_is_not_kept(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, kernel: str) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    use(monkeypatch, child(f"{{'fails': lambda: {kernel}}}"))
+    self_test.results_here.cache_clear()
+    assert "fails" in self_test.why_failed(SIZES, CPU)
+    assert not list(tmp_path.rglob("*.json"))
     self_test.results_here.cache_clear()
 
 

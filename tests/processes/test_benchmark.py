@@ -6,6 +6,7 @@ import json
 import subprocess
 from pathlib import Path
 
+from bertrain.training.start import pretrain
 from tests import helpers
 
 
@@ -25,3 +26,11 @@ def test_a_benchmark_times_the_loop_and_keeps_nothing(tmp_path: Path) -> None:
     assert figures["sequences_per_s"] > 0
     assert set(figures["phase_ms"]) == {"data", "forward_backward", "reduction", "optimizer"}
     assert sorted(tmp_path.rglob("*")) == before
+
+
+def test_a_benchmark_of_replaced_tokens_on_two_ranks(tmp_path: Path) -> None:
+    data, generator = helpers.make_data(tmp_path), tmp_path / "generator"
+    pretrain(helpers.tiny_settings(train__max_steps=1), data, generator)
+    arguments = helpers.tiny_arguments(model__rtd=50, data__generator=generator)
+    command = ["pretrain", "bert-tiny", "--data", data, "--benchmark", "--benchmark-steps", "2", "--warm-up-steps", "1"]
+    assert json.loads(helpers.bertrain(*command, "--json", "--nproc", 2, *arguments).stdout)["ranks"] == 2

@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 
 from tests import helpers
+from tests.miniature_tasks import command_line
 from tests.training.test_embed import encoder as encoder
 
 
@@ -25,13 +26,13 @@ def texts(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_ranks_and_kills_change_nothing(encoder: Path, texts: Path, tmp_path: Path) -> None:
-    alone = helpers.bertrain("embed", encoder, texts, "--out", tmp_path / "alone.npy", "--json", "--max-length", 4)
-    done = json.loads(alone.stdout)
+    alone = command_line("embed", encoder, texts, "--out", tmp_path / "alone.npy", "--json", "--max-length", 4)
+    done = json.loads(alone.out)
     assert (done["texts"], done["width"], done["pooling"], done["normalize"]) == (20_000, 32, "mean", True)
     shared = helpers.bertrain(
         "embed", encoder, texts, "--out", tmp_path / "ranks.npy", "--nproc", 2, "--json", "--max-length", 4
     )
-    assert json.loads(shared.stdout)["truncated"] == json.loads(alone.stdout)["truncated"] > 10_000
+    assert json.loads(shared.stdout)["truncated"] == done["truncated"] > 10_000
 
     out, folder = tmp_path / "killed.npy", tmp_path / ".killed.npy.partial"
     process = subprocess.Popen(
@@ -45,8 +46,8 @@ def test_ranks_and_kills_change_nothing(encoder: Path, texts: Path, tmp_path: Pa
     process.wait()
     assert not out.exists() or not folder.exists()
     if not out.exists():
-        again = helpers.bertrain("embed", encoder, texts, "--out", out, "--max-length", 4)
-        assert "continuing: " in again.stderr
+        again = command_line("embed", encoder, texts, "--out", out, "--max-length", 4)
+        assert "continuing: " in again.err
     expected = np.load(tmp_path / "alone.npy")
     for name in ("ranks", "killed"):
         np.testing.assert_array_equal(np.load(tmp_path / f"{name}.npy"), expected)

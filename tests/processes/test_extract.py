@@ -12,20 +12,20 @@ import pyarrow.parquet
 import pytest
 
 from bertrain.data.text.extract import extract
-from tests import helpers
+from tests.miniature_tasks import command_line
 from tests.quick.test_extract import DUMP, SAMPLE, documents_of
 
 
 def test_the_command_line(tmp_path: Path) -> None:
     (tmp_path / "cut.xml").write_bytes(DUMP[:-1000])
-    done = helpers.bertrain("data", "extract", tmp_path / "cut.xml", "--out", tmp_path / "out", check=False)
-    assert (done.returncode, done.stdout) == (2, "")
+    done = command_line("data", "extract", tmp_path / "cut.xml", "--out", tmp_path / "out", check=False)
+    assert (done.code, done.out) == (2, "")
     for named in ("[damaged-input]", "cut.xml", "page 7", "--on-error skip"):
-        assert named in done.stderr
+        assert named in done.err
     assert not (tmp_path / "out").exists()
     arguments = ("--on-error", "skip", "--hold-out", 1, "--json")
-    done = helpers.bertrain("data", "extract", tmp_path / "cut.xml", "--out", tmp_path / "out", *arguments)
-    made = json.loads(done.stdout)
+    done = command_line("data", "extract", tmp_path / "cut.xml", "--out", tmp_path / "out", *arguments)
+    made = json.loads(done.out)
     assert made == json.loads((tmp_path / "out" / "extract.json").read_text())
     assert made["counts"]["documents"] == 4
     assert made["skipped"]["damaged"] == 1

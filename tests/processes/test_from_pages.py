@@ -30,13 +30,14 @@ SMALL = MODEL | {
     "log.trackers": "none", "log.level": "quiet",
 }  # fmt: skip
 TASK_OPTIONS = TASK | {"data.max_seq_length": "32", "train.max_steps": "2", "train.budget": ""}
-FEWER = {"--shards": "2", "--count": "10", "--workers": "1", "--nproc": "2", "--nexp": "1", "--steps": "4"}
+FEWER = {"--shards": "2", "--count": "10", "--workers": "1", "--nexp": "1", "--steps": "4"}
 
 
 class Reader:
-    """Types the commands of a page, one after another."""
+    """Types the commands of a page, one after another, each with so many ranks where it has several."""
 
-    def __init__(self, page: str, **small: str) -> None:
+    def __init__(self, page: str, ranks: int = 1, **small: str) -> None:
+        self.ranks, self.fewer = ranks, FEWER | {"--nproc": str(ranks)}
         self.small = {key.replace("__", "."): value for key, value in small.items()}
         text = (DOCS / page).read_text(encoding="utf-8")
         found = re.findall(r"`((?:bertrain|torchrun) (?!plan)\S+ [^`]+)`", text)  # plans: tests/docs/test_plan_pages.py
@@ -44,7 +45,7 @@ class Reader:
 
     def type(self, command: str) -> str:
         program, *words = shlex.split(command)
-        words = [FEWER.get(before, word) for before, word in zip(["", *words], words, strict=False)]
+        words = [self.fewer.get(before, word) for before, word in zip(["", *words], words, strict=False)]
         if program == "torchrun":
             return self.torchrun(words)
         if words[0] == "launch" and "--" in words:
@@ -70,12 +71,12 @@ class Reader:
         return [*options(settings | self.small if settings else {}), *more]
 
     def launch(self, words: list[str]) -> str:
-        """The script as it stands; then the same command as a job of two ranks on this machine."""
+        """The script as it stands; then the same command as a job on this machine."""
         place = words.index("--")
         verb = [*words[place + 1 :], *self.options_of(words[place + 1 :])]
         script = command_line(*words[:2], "--dry-run", *words[2:place], "--", *verb).out
         assert words[place + 2] in script
-        helpers.bertrain("launch", "local", "--procs-per-node", 2, "--no-preflight", "--", *verb)
+        helpers.bertrain("launch", "local", "--procs-per-node", self.ranks, "--no-preflight", "--", *verb)
         return script
 
     def torchrun(self, words: list[str]) -> str:
@@ -138,7 +139,7 @@ def test_from_intel(folder: Path) -> None:
 def test_from_gpu_variability(folder: Path) -> None:
     (folder / "dumps").mkdir()
     shutil.copy(DOCS.parent / "tests" / "golden" / "enwik-sample.xml", folder / "dumps")
-    reader = Reader("from-gpu-variability.md", model__vocab_size="30522", batch__sequences="8")
+    reader = Reader("from-gpu-variability.md", ranks=2, model__vocab_size="30522", batch__sequences="8")
     said = reader.all("bertrain data download")
     assert_ended("runs/variability")
     assert len(list((folder / "runs" / "variability").glob("telemetry*.csv"))) == 2, "one for each rank"

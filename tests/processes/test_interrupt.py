@@ -12,6 +12,7 @@ import pytest
 from bertrain.run import checkpoint
 from tests import helpers
 from tests.launched import Launched, children
+from tests.miniature_tasks import command_line
 
 SWALLOWS = """
 import os, signal, sys
@@ -54,7 +55,7 @@ def test_an_interrupt_that_an_import_swallowed_still_stops_the_run(tmp_path: Pat
     assert f"bertrain resume {run}` [interrupted]" in launched.err
     assert "Traceback" not in launched.err
     assert not helpers.losses(run)
-    assert helpers.bertrain("resume", run).returncode == 0
+    assert command_line("resume", run).code == 0
 
 
 def test_an_interrupt_during_a_restart_with_other_libraries_waits_for_its_handler(tmp_path: Path) -> None:
@@ -104,13 +105,18 @@ def test_during_an_evaluation_the_evaluation_is_left_and_the_step_saved(tmp_path
     assert [path.name for path in (modules / "pandas").glob("*.imported")] == [], "pyarrow would swallow an interrupt"
     assert launched.err.count("evaluating") < 5, "of some 30 batches"
     assert [path.name for path in checkpoint.whole_checkpoints(run / "checkpoints")] == ["step-00000002"]
-    done = helpers.bertrain("resume", run)
-    assert f"evaluation at step {last_step}" in done.stdout, "also if it was the last one that was left"
+    done = command_line("resume", run)
+    assert f"evaluation at step {last_step}" in done.out, "also if it was the last one that was left"
+
+
+@pytest.fixture(scope="module")
+def corpus(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Text that takes every verb a while."""
+    return helpers.write_corpus(tmp_path_factory.mktemp("text") / "corpus.txt", documents=60_000)
 
 
 @pytest.mark.parametrize("verb", ["extract", "prepare", "vocab"])
-def test_a_data_verb_ends_with_one_sentence(tmp_path: Path, verb: str) -> None:
-    corpus = helpers.write_corpus(tmp_path / "corpus.txt", documents=60_000)
+def test_a_data_verb_ends_with_one_sentence(corpus: Path, tmp_path: Path, verb: str) -> None:
     launched = start(tmp_path, "data", verb, corpus, "--out", tmp_path / "out", *(["--workers", 2] * (verb != "vocab")))
     try:
         launched.wait_until(lambda: launched.process.pid in _catching(), "the handler")

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
+from collections.abc import Callable
+from functools import cache, partial
 from pathlib import Path
 
 import pytest
@@ -14,10 +17,12 @@ from bertrain.data.formats.shards import Shards
 from bertrain.training.start import pretrain
 from tests import helpers
 from tests.launched import records
+from tests.miniature_tasks import command_line
 
 TOLERANCE = 1e-5
 # With seed 1 LAMB turns the rounding of one value into 1e-5 of the largest; with 2, 3 and 4 nothing exceeds 4e-7.
 SEED = 2
+LAMB = {"optimizer__name": "lamb", "batch__token_budget": 520, "train__seed": SEED}
 
 
 @pytest.fixture(scope="module")
@@ -39,43 +44,76 @@ def assert_same_training(run: Path, reference: Path) -> None:
         assert float((tensor - expected[name]).abs().max()) <= TOLERANCE * scale, name
 
 
-@pytest.mark.parametrize("family", helpers.FAMILIES)
-def test_across_ranks_with_dropout(data: Path, tmp_path: Path, family: str) -> None:
-    """1, 2, 3 and 4 real processes, dropout on; with three bins to a step, the fourth rank has none."""
-    of_family = helpers.FAMILIES[family]
-    arguments = helpers.tiny_arguments(optimizer__name="lamb", batch__token_budget=520, train__seed=SEED, **of_family)
-    assert (
-        Loader(Shards.open(data), helpers.tiny_settings(batch__token_budget=520, train__seed=SEED)).step(0, 0).num_bins
-        == 3
-    )
-    for world in (1, 2, 3, 4):
-        helpers.bertrain(
-            "pretrain", "bert-tiny", "--data", data, "--run", tmp_path / str(world), "--nproc", world, *arguments
-        )
-    assert len(helpers.losses(tmp_path / "1")) == 20
-    for world in (2, 3, 4):
-        assert_same_training(tmp_path / str(world), tmp_path / "1")
+@pytest.fixture(scope="module")
+def alone(data: Path) -> Callable[[str], Path]:
+    """The run of one rank of a family, which the runs of several are compared with."""
+
+    @cache
+    def run(family: str) -> Path:
+        pretrain(helpers.tiny_settings(**LAMB, **helpers.FAMILIES[family]), data, data.parent / family)
+        return data.parent / family
+
+    return run
 
 
-def test_the_compiled_engine_across_ranks_with_dropout(data: Path, tmp_path: Path) -> None:
-    """Really compiled, down to C++."""
+def test_replaced_words_across_ranks(data: Path, tmp_path: Path) -> None:
+    """The generator draws the same words for a bin on whatever rank."""
+    pretrain(helpers.tiny_settings(train__max_steps=5), data, tmp_path / "generator")
+    given = {"model__rtd": 50, "data__generator": tmp_path / "generator", "train__max_steps": 8}
+    given |= {"batch__token_budget": 520, "train__seed": SEED}
+    pretrain(helpers.tiny_settings(**given), data, tmp_path / "1")
+    arguments = "--nproc", 2, *helpers.tiny_arguments(**given)
+    helpers.bertrain("pretrain", "bert-tiny", "--data", data, "--run", tmp_path / "2", *arguments)
+    assert_same_training(tmp_path / "2", tmp_path / "1")
+    rtd = [[step["rtd_loss"] for step in records(tmp_path / name)] for name in ("1", "2")]
+    assert rtd[0] == pytest.approx(rtd[1], rel=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("family", "world"),
+    [
+        ("bert", 2), ("bert", 4), ("modern", 3),
+        *(pytest.param(*other, marks=pytest.mark.long) for other in (("bert", 3), ("modern", 2), ("modern", 4))),
+    ],
+)  # fmt: skip
+def test_across_ranks_with_dropout(
+    data: Path, alone: Callable[[str], Path], tmp_path: Path, family: str, world: int
+) -> None:
+    """Real processes, dropout on; with three bins to a step, the fourth of four ranks has none."""
+    assert Loader(Shards.open(data), helpers.tiny_settings(**LAMB)).step(0, 0).num_bins == 3
+    run, arguments = tmp_path / "run", helpers.tiny_arguments(**LAMB, **helpers.FAMILIES[family])
+    command_line("pretrain", "bert-tiny", "--data", data, "--run", run, "--nproc", world, *arguments)
+    assert len(helpers.losses(run)) == 20
+    assert_same_training(run, alone(family))
+
+
+@pytest.mark.parametrize("backend", ["aot_eager", pytest.param("inductor", marks=pytest.mark.long)])
+def test_the_compiled_engine_across_ranks_with_dropout(
+    data: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, backend: str
+) -> None:
+    """Traced, and without the backend that takes minutes to compile C++; the long test has that, too."""
+    choose = f"import functools, torch\ntorch.compile = functools.partial(torch.compile, backend={backend!r})\n"
+    (tmp_path / "sitecustomize.py").write_text(choose)
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(tmp_path), *filter(None, [os.environ.get("PYTHONPATH")])]))
+    monkeypatch.setattr(torch, "compile", partial(torch.compile, backend=backend))
     common = {
         "batch__token_budget": 520, "train__max_steps": 4, "train__seed": SEED, "model__num_layers": 1,
         "train__kernels": "compiled",
     }  # fmt: skip
     without = {"model__hidden_dropout": 0, "model__attention_dropout": 0, "train__kernels": "plain"}
     for name, world, given in (("1", 1, common), ("2", 2, common), ("without", 1, common | without)):
-        done = helpers.bertrain(
+        done = command_line(
             "pretrain", "bert-tiny", "--data", data, "--run", tmp_path / name, "--nproc", world,
-            *helpers.tiny_arguments(**given), timeout=900,
+            *helpers.tiny_arguments(**given),
         )  # fmt: skip
-        assert "torch.compile" not in done.stderr, "neither failed nor compiled again"
+        said = done.err + capfd.readouterr().err
+        assert "torch.compile" not in said, "neither failed nor compiled again"
     assert_same_training(tmp_path / "2", tmp_path / "1")
     with_dropout, exact = helpers.losses(tmp_path / "1")[0], helpers.losses(tmp_path / "without")[0]
     assert abs(with_dropout - exact) > TOLERANCE * exact
 
 
-@pytest.mark.parametrize("family", helpers.FAMILIES)
+@pytest.mark.parametrize("family", ["bert", pytest.param("modern", marks=pytest.mark.long)])
 def test_growing_steps_across_ranks(data: Path, tmp_path: Path, family: str) -> None:
     """A ramp in tokens, sharded StableAdamW, a decay of 1 - sqrt at the end, and a bias from the data."""
     ramp = {"batch__sequences": 0, "batch__tokens": 900, "batch__ramp_from": 100, "batch__ramp_tokens": 5000}
@@ -84,7 +122,7 @@ def test_growing_steps_across_ranks(data: Path, tmp_path: Path, family: str) -> 
     common = ramp | others | {"train__seed": SEED, "train__max_steps": 16} | helpers.FAMILIES[family]
     for world in (1, 3):
         arguments = helpers.tiny_arguments(**common, optimizer__sharded=world > 1)
-        helpers.bertrain(
+        command_line(
             "pretrain", "bert-tiny", "--data", data, "--run", tmp_path / str(world), "--nproc", world, *arguments
         )
     tokens = [step["tokens"] for step in records(tmp_path / "1")]
@@ -115,10 +153,10 @@ def test_groups_that_do_not_divide_the_ranks_are_refused(data: Path, tmp_path: P
     with helpers.refused("bad-group-size", "--batch.group_size 2", "1"):
         pretrain(helpers.tiny_settings(**groups_of_two), data, tmp_path / "run")
     command = ("pretrain", "bert-tiny", "--data", data, "--run", tmp_path / "run", "--nproc", 3)
-    refused = helpers.bertrain(*command, *helpers.tiny_arguments(**groups_of_two), check=False)
-    assert refused.returncode == 2
-    assert "3" in refused.stderr
-    assert refused.stderr.count("\n") == 1
+    refused = command_line(*command, *helpers.tiny_arguments(**groups_of_two), check=False)
+    assert refused.code == 2
+    assert "3" in refused.err
+    assert refused.err.count("\n") == 1
     assert not (tmp_path / "run").exists()
 
 
@@ -133,14 +171,15 @@ def test_dropout_is_on_where_it_is_said_to_be(data: Path, tmp_path: Path) -> Non
     assert helpers.losses(tmp_path / "on") != helpers.losses(tmp_path / "off")
 
 
-def test_the_metrics_say_what_each_rank_computes(data: Path, tmp_path: Path) -> None:
+def test_the_metrics_say_what_each_rank_computes(data: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     """As the loader knows it, on both ranks; and the run says at its start how idle they will be."""
     settings = {"batch__token_budget": 520, "train__max_steps": 3, "log__every_steps": 1, "log__level": "verbose"}
     run = tmp_path / "run"
-    done = helpers.bertrain(
+    command_line(
         "pretrain", "bert-tiny", "--data", data, "--run", run, "--nproc", 2, *helpers.tiny_arguments(**settings)
     )
-    assert done.stdout.count("balance: 3 bins on 2 ranks: 25.") == 1
+    said = capfd.readouterr().out
+    assert said.count("balance: 3 bins on 2 ranks: 25.") == 1
     loader = Loader(Shards.open(data), helpers.tiny_settings(**settings), world=2)
     lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
     steps = [line for line in lines if line["kind"] == "step"]
@@ -149,4 +188,4 @@ def test_the_metrics_say_what_each_rank_computes(data: Path, tmp_path: Path) -> 
         balance = loader.step(number, 24 * number).balance
         assert (step["rank_tokens"], step["rank_attention"]) == (balance.tokens, balance.attention)
         assert step["idle_share"] == pytest.approx(balance.idle_share)
-        assert f"; ranks idle {balance.idle_share:.1%}" in done.stdout
+        assert f"; ranks idle {balance.idle_share:.1%}" in said

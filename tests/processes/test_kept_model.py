@@ -19,6 +19,7 @@ from bertrain.data.formats.source import open_data
 from bertrain.data.prepare.prepare import prepare
 from bertrain.training.prediction_settings import prediction_settings
 from tests import helpers
+from tests.miniature_tasks import command_line
 from tests.served import started
 
 ROOT = Path(__file__).parents[2]
@@ -30,7 +31,7 @@ def test_it_stays_small() -> None:
     sizes = [path.stat().st_size for path in MODEL.iterdir()]
     assert max(sizes) <= 16 * 2**20
     assert sum(sizes) <= 25e6
-    shown = json.loads(helpers.bertrain("weights", "show", MODEL, "--json").stdout)
+    shown = json.loads(command_line("weights", "show", MODEL, "--json").out)
     assert shown["parameters"] <= 12e6
 
 
@@ -83,8 +84,8 @@ def test_it_is_evaluated_as_transformers_would(tmp_path: Path) -> None:
 def test_exports_hold_the_same_model(tmp_path: Path) -> None:
     """Through PyTorch's and TensorFlow's formats and back, and as Transformers reads it."""
     transformers = pytest.importorskip("transformers")
-    helpers.bertrain("weights", "import", MODEL, "--out", tmp_path / "imported")
-    helpers.bertrain("weights", "export", tmp_path / "imported", "--to", "nvidia", "--out", tmp_path / "nvidia")
+    command_line("weights", "import", MODEL, "--out", tmp_path / "imported")
+    command_line("weights", "export", tmp_path / "imported", "--to", "nvidia", "--out", tmp_path / "nvidia")
     expected = bertrain.fill_mask(tmp_path / "imported", MASKED, top=5)
     assert bertrain.fill_mask(MODEL, MASKED, top=5) == expected
     model = transformers.BertForPreTraining.from_pretrained(MODEL, dtype=torch.float32).eval()

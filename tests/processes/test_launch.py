@@ -19,7 +19,10 @@ from bertrain.launch.job import Host, Job, JobSpec, Launcher, Task, code_version
 from bertrain.launch.local import run_agent, run_ranks
 from bertrain.launch.remote import node_command
 from bertrain.launch.scripts import job_script, mounts_of
+from bertrain.ranks.restart import ROLLED_BACK
+from bertrain.training.start import pretrain
 from tests import helpers
+from tests.miniature_tasks import command_line
 
 LAUNCHERS: list[Launcher] = ["local", "ssh", "slurm", "pbs", "mpi"]
 
@@ -338,13 +341,13 @@ def test_a_dry_run_predicts_the_time_on_the_gpu_that_is_named(tmp_path: Path, mo
     monkeypatch.chdir(tmp_path)
     job = ("launch", "slurm", "--nodes", 2, "--gpus-per-node", 8, "--dry-run")
     verb = ("--", "pretrain", "bert-base", "--data", "data", "--run", "run")
-    named = helpers.bertrain(*job, "--gpu", "h100", *verb).stdout.splitlines()[-1]
+    named = command_line(*job, "--gpu", "h100", *verb).out.splitlines()[-1]
     assert named.startswith("# time by `bertrain plan` for 16 h100 in 2 machines")
     assert named.endswith(" for 100,000 steps")
-    unnamed = helpers.bertrain(*job, *verb).stdout.splitlines()[-1]
+    unnamed = command_line(*job, *verb).out.splitlines()[-1]
     assert unnamed.startswith("# time: not predicted")
     assert "--gpu" in unnamed
-    on_cpu = helpers.bertrain("launch", "slurm", "--nodes", 2, "--procs-per-node", 2, "--dry-run", *verb).stdout
+    on_cpu = command_line("launch", "slurm", "--nodes", 2, "--procs-per-node", 2, "--dry-run", *verb).out
     assert on_cpu.splitlines()[-1].startswith("# time: not predicted, as the nodes' CPU")
 
 
@@ -361,8 +364,39 @@ def test_a_dry_run_predicts_the_time_on_the_gpu_that_is_named(tmp_path: Path, mo
     ],
 )
 def test_the_error_is_that_of_the_verb(arguments: str, code: str, named: str, tmp_path: Path) -> None:
-    done = helpers.bertrain("launch", "slurm", "--dry-run", *arguments.split(), check=False)
-    assert done.returncode == 2
-    assert f"[{code}]" in done.stderr
-    assert named in done.stderr
-    assert done.stdout == ""
+    done = command_line("launch", "slurm", "--dry-run", *arguments.split(), check=False)
+    assert done.code == 2
+    assert f"[{code}]" in done.err
+    assert named in done.err
+    assert done.out == ""
+
+
+def test_a_dry_run_moves_no_checkpoint(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv(ROLLED_BACK, raising=False)
+    data, run = helpers.make_data(tmp_path), tmp_path / "run"
+    pretrain(helpers.tiny_settings(train__max_steps=4, checkpoint__every_steps=2), data, run)
+    before = sorted(path.name for path in (run / "checkpoints").iterdir())
+    words = ("resume", run, "--from-step", 2)
+    done = command_line("launch", "slurm", "--procs-per-node", 1, "--dry-run", "--", *words)
+    assert "--from-step" in done.out
+    assert sorted(path.name for path in (run / "checkpoints").iterdir()) == before
+    assert ROLLED_BACK not in os.environ
+
+
+def test_commands_that_cannot_be_launched_end_in_a_sentence(tmp_path: Path) -> None:
+    job = ("launch", "local", "--procs-per-node", 1, "--dry-run", "--")
+    said = command_line(*job, "mlperf", check=False)
+    assert (said.code, "[missing-command]" in said.err) == (2, True)
+    one = ("mlperf", "run", "mlperf-intel-8x4x64", "--data", tmp_path, "--out", tmp_path / "out", "--only", 0)
+    for words in ((*job, *one), (*one, "--dry-run")):
+        said = command_line(*words, check=False)
+        assert (said.code, "[conflicting-options]" in said.err) == (2, True)
+    assert not (tmp_path / "out").exists()
+
+
+def test_repeats_of_a_command_with_equals_signs() -> None:
+    command = ("pretrain", "bert-tiny", "--run=r", "--seed=5", "--data", "d")
+    repeated = repeat_task([Task(command=command, folder="r")], 2, helpers.tiny_settings(train__seed=5))
+    assert [task.folder for task in repeated] == ["r-1", "r-2"]
+    assert [task.command[-2:] for task in repeated] == [("--seed", "5"), ("--seed", "6")]
+    assert all("--run=r" not in task.command and "--seed=5" not in task.command for task in repeated)

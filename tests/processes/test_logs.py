@@ -5,15 +5,15 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-from tests import helpers
+from tests.miniature_tasks import command_line
 from tests.quick.test_logs import put
 
 
 def test_the_command_prints_lines_or_json(tmp_path: Path) -> None:
     put(tmp_path, 4, {"time": 1e9, "text": "a warning", "level": "warning"}, {"time": 1e9, "text": "chatter"})
-    shown = helpers.bertrain("logs", tmp_path, "--rank", 4, "--level", "warning").stdout
+    shown = command_line("logs", tmp_path, "--rank", 4, "--level", "warning").out
     assert shown.rstrip().endswith("rank 4  warning  a warning")
-    (line,) = helpers.bertrain("logs", tmp_path, "--level", "warning", "--json").stdout.splitlines()
+    (line,) = command_line("logs", tmp_path, "--level", "warning", "--json").out.splitlines()
     assert json.loads(line) | {"rank": 4, "text": "a warning"} == json.loads(line)
-    refused = helpers.bertrain("logs", tmp_path, "--rank", 5, check=False)
-    assert (refused.returncode, refused.stderr.count("\n")) == (2, 1)
+    refused = command_line("logs", tmp_path, "--rank", 5, check=False)
+    assert (refused.code, refused.err.count("\n")) == (2, 1)

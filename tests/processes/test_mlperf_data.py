@@ -12,6 +12,7 @@ from bertrain.data.formats.source import open_data
 from bertrain.mlperf.data import mlperf_data
 from bertrain.weights.source import read_weights
 from tests import helpers
+from tests.miniature_tasks import command_line
 from tests.quick.test_mlperf_data import PLACES, SHARDS, TRAINING, files_of, write_inputs
 from tests.systems import write_download
 
@@ -36,13 +37,13 @@ def test_the_text_is_compared_with_the_list_beside_it(tmp_path: Path) -> None:
     words += ("--max-seq-length", 128, "--convert-checkpoint")
     for damaged, code in ((whole.replace(b"a", b"e", 1), "wrong-checksum"), (None, "missing-input")):
         part.unlink() if damaged is None else part.write_bytes(damaged)
-        refused = helpers.bertrain(*words, check=False)
-        assert refused.returncode == 2
-        assert (part.name if damaged else "parts") in refused.stderr, code
+        refused = command_line(*words, check=False)
+        assert refused.code == 2
+        assert (part.name if damaged else "parts") in refused.err, code
         assert not (out / "length-128").exists()
     part.write_bytes(whole)
-    done = helpers.bertrain(*words)
-    assert "3 text files have the checksums" in done.stderr
+    done = command_line(*words)
+    assert "3 text files have the checksums" in done.err
     made = open_data(out / "length-128" / "arrow" / "training")
     assert made.lengths.max() <= 128
     assert list((out / "length-128" / "hdf5" / "training-2" / "hdf5_2_shards_varlength").glob("part_*"))
@@ -60,7 +61,7 @@ def test_it_goes_on_where_it_was(made: Path, tmp_path: Path) -> None:
         shutil.rmtree(out / place)
     (out / "hdf5" / ".eval.partial-123").mkdir()  # of a process that was killed
     arguments = ("--out", out, "--packed", "--skip-download", "--shards", SHARDS, "--eval-count", 10, "--needed-only")
-    done = json.loads(helpers.bertrain("data", "mlperf", *arguments, "--json").stdout)
+    done = json.loads(command_line("data", "mlperf", *arguments, "--json").out)
     assert [place for place, what in done["stages"].items() if what == "made"] == lost[:1]
     assert "left out" in (done["stages"]["hdf5/eval"], done["stages"]["per_seqlen"])
     mlperf_data(out, packed=True, skip_download=True, shards=SHARDS, eval_count=10)

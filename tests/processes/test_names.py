@@ -181,7 +181,7 @@ def test_a_report_and_a_board_of_a_run_with_an_odd_name(tmp_path: Path) -> None:
     data, run = helpers.make_data(tmp_path), tmp_path / odd
     settings = helpers.tiny_arguments(train__max_steps=2, log__trackers="tensorboard")
     words = ["pretrain", "bert-tiny", "--data", data, "--run", run, *settings]
-    subprocess.run(helpers.command(*words), env=helpers.environment(), check=True, capture_output=True)
+    command_line(*words)
     assert list((run / "tensorboard").glob("events.*"))
     page = report([run], out=tmp_path / "report.html").read_text()
     assert "<script>alert" not in page

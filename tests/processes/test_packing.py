@@ -14,6 +14,7 @@ from bertrain.data.formats.packing import (
 )
 from bertrain.data.formats.shards import Shards
 from tests import helpers
+from tests.miniature_tasks import command_line
 from tests.quick.test_packing import ALGORITHMS
 
 
@@ -21,8 +22,8 @@ def test_pack_tells_what_packing_comes_to(tmp_path: Path) -> None:
     """By hand: 7 + 3, 5 + 5 and 2 + 2 + 1 in rows of 10 are 25 tokens in three rows."""
     table = tmp_path / "lengths.csv"
     table.write_text("length,sequences\n1,1\n2,2\n3,1\n5,2\n7,1\n")
-    printed = helpers.bertrain("data", "pack", "--lengths", table, "--row-length", 10, "--json")
-    stats = json.loads(printed.stdout)
+    printed = command_line("data", "pack", "--lengths", table, "--row-length", 10, "--json")
+    stats = json.loads(printed.out)
     assert stats["efficiency"] == pytest.approx(25 / 30)
     assert (stats["rows"], stats["sequences"], stats["tokens"], stats["most_per_row"]) == (3, 7, 25, 3)
     assert stats["strategies"] == 3
@@ -35,10 +36,10 @@ def test_packs_are_written_as_they_were_counted(tmp_path: Path, algorithm: Algor
     made = {}
     for seed in (1, 2):
         out = tmp_path / f"packed-{seed}"
-        told = helpers.bertrain(
+        told = command_line(
             "data", "pack", folder, "--algorithm", algorithm, "--seed", seed, "--shards", 2, "--out", out, "--json"
         )
-        stats = json.loads(told.stdout)
+        stats = json.loads(told.out)
         rows = []
         for path in sorted(out.glob("part_*")):
             with h5py.File(path) as file:

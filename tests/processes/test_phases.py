@@ -6,6 +6,7 @@ from pathlib import Path
 
 from bertrain.run import checkpoint
 from tests import helpers
+from tests.miniature_tasks import command_line
 
 
 def test_two_phases_by_the_command_line(tmp_path: Path) -> None:
@@ -16,15 +17,15 @@ def test_two_phases_by_the_command_line(tmp_path: Path) -> None:
     shape = {"data__max_predictions": 20, "batch__token_budget": 512}
     short = {"model__max_positions": 128, "data__max_seq_length": 128}
     start = ["pretrain", "bert-tiny", "--data", tmp_path / "short" / "data", "--run", one]
-    helpers.bertrain(*start, *helpers.tiny_arguments(**shape, **short), "--train.max_steps", 4)
+    command_line(*start, *helpers.tiny_arguments(**shape, **short), "--train.max_steps", 4)
     arguments = helpers.tiny_arguments(
         **shape, model__max_positions=256, data__max_seq_length=256, train__init_positions="extend",
         train__init_optimizer="keep",
     )  # fmt: skip
-    said = helpers.bertrain(
+    said = command_line(
         "pretrain", "bert-tiny", "--data", tmp_path / "long" / "data", "--run", two, "--init", one, *arguments,
         "--train.max_steps", 3,
-    ).stdout  # fmt: skip
+    ).out  # fmt: skip
     assert f"beginning with the weights of {one / 'checkpoints' / 'step-00000004'}: 38 tensors taken" in said
     assert "initialized afresh: positions 128 to 255" in said
     assert "after 4 updates" in said

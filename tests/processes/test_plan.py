@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from tests import helpers
+from tests.miniature_tasks import command_line
 
 ROOT = Path(__file__).parents[2]
 MLPERF = ("plan", "mlperf-nvidia-1x8x48-packed", "--lengths", ROOT / "benchmarks" / "wikipedia-512.csv")
@@ -18,7 +18,7 @@ MLPERF = ("plan", "mlperf-nvidia-1x8x48-packed", "--lengths", ROOT / "benchmarks
 def test_a_plan_as_json_and_as_a_picture(tmp_path: Path) -> None:
     picture = tmp_path / "plan.svg"
     command = (*MLPERF, "--gpu", "h200", "--count", "16,8,16", "--target", "0.72", "--price", "3", "--plot", picture)
-    found = json.loads(helpers.bertrain(*command, "--json").stdout)
+    found = json.loads(command_line(*command, "--json").out)
     eight, sixteen = found["plans"]
     assert (found["gpu"], found["network"], found["per_node"]) == ("h200", "nvlink+8xib-ndr", 8)
     assert (eight["count"], sixteen["count"]) == (8, 16)
@@ -32,14 +32,14 @@ def test_a_plan_as_json_and_as_a_picture(tmp_path: Path) -> None:
 def test_a_picture_of_many_counts_has_a_logarithmic_axis(tmp_path: Path) -> None:
     picture = tmp_path / "plan.svg"
     counts = "1,2,4,8,16,32,64,128"
-    helpers.bertrain("plan", "bert-base", "--gpu", "h200", "--count", counts, "--batch-size", "4096", "--plot", picture)
+    command_line("plan", "bert-base", "--gpu", "h200", "--count", counts, "--batch-size", "4096", "--plot", picture)
     assert {"1", "10", "hours"} <= set(re.findall(r"<!-- (.*?) -->", picture.read_text()))
 
 
 def test_a_profile_calibrates_the_gpu() -> None:
     """That of an H200 in the tests' data: 95.2 ms where the table has less."""
     profile = ROOT / "tests" / "data" / "profile-h200"
-    printed = helpers.bertrain(*MLPERF, "--gpu", "h200", "--calibrate", profile, "--within", "10m").stdout
+    printed = command_line(*MLPERF, "--gpu", "h200", "--calibrate", profile, "--within", "10m").out
     assert "calibrated on" in printed
     assert "95.19 ms" in printed
     assert "GPUs, with --batch.token_budget" in printed
@@ -53,13 +53,13 @@ def test_profiles_of_several_settings_calibrate_nothing(tmp_path: Path) -> None:
     facts = json.loads(file.read_text())
     facts["settings"]["batch"]["token_budget"] *= 2
     file.write_text(json.dumps(facts))
-    done = helpers.bertrain(*MLPERF, "--gpu", "h200", "--calibrate", tmp_path, check=False)
-    assert (done.returncode, done.stdout) == (2, "")
-    assert "[different-profiles]" in done.stderr
+    done = command_line(*MLPERF, "--gpu", "h200", "--calibrate", tmp_path, check=False)
+    assert (done.code, done.out) == (2, "")
+    assert "[different-profiles]" in done.err
 
 
 def test_a_target_on_other_data_is_noted() -> None:
-    found = json.loads(helpers.bertrain(*MLPERF, "--gpu", "h200", "--target", "0.72", "--json").stdout)
+    found = json.loads(command_line(*MLPERF, "--gpu", "h200", "--target", "0.72", "--json").out)
     assert any("other data may need more or fewer samples" in note for note in found["notes"])
 
 
@@ -90,8 +90,8 @@ def test_a_target_on_other_data_is_noted() -> None:
     ],
 )  # fmt: skip
 def test_bad_input_is_refused(arguments: tuple[str | Path, ...], code: str, named: str) -> None:
-    done = helpers.bertrain(*MLPERF, *arguments, check=False)
-    assert done.returncode == 2
-    assert f"[{code}]" in done.stderr
-    assert named in done.stderr
-    assert done.stdout == ""
+    done = command_line(*MLPERF, *arguments, check=False)
+    assert done.code == 2
+    assert f"[{code}]" in done.err
+    assert named in done.err
+    assert done.out == ""

@@ -13,6 +13,7 @@ from bertrain.launch import facts as look
 from bertrain.launch.job import JobSpec, Task, make_job, place, write_job
 from bertrain.launch.scripts import job_script
 from tests import helpers
+from tests.miniature_tasks import command_line
 
 
 def test_a_busy_process_of_others_is_found() -> None:
@@ -30,7 +31,7 @@ def test_a_busy_process_of_others_is_found() -> None:
 
 
 def test_a_job_is_looked_at_by_hand(tmp_path: Path) -> None:
-    """On this machine, in a process of its own: what is found, and data that is not there."""
+    """On this machine: what is found, in a process of its own, and data that is not there."""
     settings = helpers.tiny_settings(train__binding="auto")
     whole, nothing = helpers.make_data(tmp_path), tmp_path / "nothing"
     judged = helpers.tiny_settings(evaluate__data=nothing)
@@ -45,9 +46,9 @@ def test_a_job_is_looked_at_by_hand(tmp_path: Path) -> None:
     assert mine["memory_free"] > 0
     assert mine["binding"].startswith("cpus ")
     for name in ("without", "unjudged"):
-        refused = helpers.bertrain("launch", "preflight", tmp_path / name, check=False)
-        assert refused.returncode == 2
-        assert "refused: node 0" in refused.stdout
-        assert refused.stderr.count("[preflight-failed]") == 1
-        assert str(nothing) in refused.stderr
-        assert "Traceback" not in refused.stderr
+        refused = command_line("launch", "preflight", tmp_path / name, check=False)
+        assert refused.code == 2
+        assert "refused: node 0" in refused.out
+        assert refused.err.count("[preflight-failed]") == 1
+        assert str(nothing) in refused.err
+        assert "Traceback" not in refused.err

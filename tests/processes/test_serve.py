@@ -8,6 +8,7 @@ import os
 import resource
 import signal
 import socket
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -182,19 +183,27 @@ def write_with_transformers(folder: Path, kind: str, models: Models) -> tuple[An
     return model, tokenizer
 
 
+@pytest.fixture(scope="module")
+def written(models: Models, tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Server, dict[str, Any]]]:
+    """A server of models that Transformers wrote, and these with their tokenizers."""
+    folder = tmp_path_factory.mktemp("written")
+    made = {kind: write_with_transformers(folder / kind, kind, models) for kind in WRITTEN}
+    with started("serve", *(folder / kind for kind in made), num_addresses=len(made)) as running:
+        yield running, made
+
+
 @pytest.mark.parametrize("kind", WRITTEN)
-def test_weights_that_transformers_wrote_answer_as_there(kind: str, models: Models, tmp_path: Path) -> None:
-    model, tokenizer = write_with_transformers(tmp_path / kind, kind, models)
+def test_weights_that_transformers_wrote_answer_as_there(kind: str, written: tuple[Server, dict[str, Any]]) -> None:
+    server, (model, tokenizer) = written[0], written[1][kind]
     context = " ".join(TEXTS)
     given = ([TEXTS[0]], [context]) if kind == "answers" else (TEXTS,)
     read = tokenizer(*given, padding=True, return_tensors="pt")
     with torch.no_grad():
         theirs = model(**read)
-    with started("serve", tmp_path / kind) as server:
-        if kind == "answers":
-            (found,) = server.answers(f"/{kind}/answer", {"questions": [{"question": TEXTS[0], "context": context}]})
-        else:
-            found = server.answers(f"/{kind}/predict", {"texts": TEXTS})
+    if kind == "answers":
+        (found,) = server.answers(f"/{kind}/answer", {"questions": [{"question": TEXTS[0], "context": context}]})
+    else:
+        found = server.answers(f"/{kind}/predict", {"texts": TEXTS})
     if kind == "answers":
         for one in found["candidates"]:
             first, last = (read.char_to_token(0, place, 1) for place in (one["start"], one["end"] - 1))
@@ -357,7 +366,7 @@ def keys_of(answer: Any) -> Any:
 async def post(port: int, path: str, body: bytes, *, vanish_after: int | None = None) -> bytes:
     """The response to a request of its own connection; a client may vanish after some bytes."""
     reader, writer = await asyncio.open_connection("127.0.0.1", port)
-    head = f"POST {path} HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nConnection: close\r\n"
+    head = f"POST {path} HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\nConnection: close\r\n"
     request = f"{head}Content-Length: {len(body)}\r\n\r\n".encode() + body
     writer.write(request[:vanish_after])
     await writer.drain()
@@ -458,3 +467,9 @@ def test_a_missing_library_is_one_sentence(models: Models, tmp_path: Path) -> No
         assert process.returncode == 2
         assert "pip install 'bertrain[serve]'" in process.stderr
         assert len(process.stderr.splitlines()) == 1
+
+
+def test_only_names_of_this_machine_reach_a_server_of_this_machine(server: Server) -> None:
+    """A page of another site could make its name mean 127.0.0.1."""
+    for host, status in (("localhost:80", 200), ("127.0.0.1", 200), ("evil.example", 421), ("[", 421)):
+        assert server.request("/health", headers={"Host": host})[0] == status, host

@@ -13,7 +13,8 @@ import pytest
 
 import bertrain
 from tests import helpers, miniature_tasks
-from tests.launched import Launched, children
+from tests.launched import Launched, children, records
+from tests.miniature_tasks import command_line
 
 RATES = ("learning_rate=1e-3", "learning_rate=2e-3")
 
@@ -59,24 +60,24 @@ def test_a_task_with_a_run_that_fails(mini: miniature_tasks.Miniature, tmp_path:
         *(word for key, value in miniature_tasks.QUICK.items() if key != "optimizer.learning_rate"
           for word in (f"--{key}", value)),
     ]  # fmt: skip
-    done = helpers.bertrain(*command, check=False)
-    assert done.returncode == 2, done.stderr
+    done = command_line(*command, check=False)
+    assert done.code == 2, done.err
     bad = [f"learning_rate=1e30,seed={seed}" for seed in (1, 2)]
-    assert f"2 runs failed: {', '.join(sorted(bad))}" in done.stderr.replace(", ".join(reversed(bad)), ", ".join(bad))
-    assert all(f"warning: {name} failed: the loss" in done.stderr for name in bad)
-    assert "[failed-runs]" in done.stderr
-    again = helpers.bertrain(*command, "--json", check=False)
-    assert again.returncode == 2
-    found = json.loads(again.stdout)
+    assert f"2 runs failed: {', '.join(sorted(bad))}" in done.err.replace(", ".join(reversed(bad)), ", ".join(bad))
+    assert all(f"warning: {name} failed: the loss" in done.err for name in bad)
+    assert "[failed-runs]" in done.err
+    again = command_line(*command, "--json", check=False)
+    assert again.code == 2
+    found = json.loads(again.out)
     assert found["failed"].keys() == set(bad)
     assert found["metric"] == "accuracy"
     (point,) = found["points"]
     assert point["settings"] == {"optimizer.learning_rate": "3e-3"}
     assert point["mean"] == pytest.approx(sum(point["values"]) / 2)
     assert point["values"] == sorted(point["values"], reverse=True)
-    (row,) = [line for line in done.stdout.splitlines() if line.startswith("3e-3")]
+    (row,) = [line for line in done.out.splitlines() if line.startswith("3e-3")]
     assert f"{point['mean']:.2%} ± " in row
-    assert all(len(line) <= 100 for line in done.stdout.splitlines() if str(tmp_path) not in line)
+    assert all(len(line) <= 100 for line in done.out.splitlines() if str(tmp_path) not in line)
     page = (tmp_path / "out" / "report.html").read_text()
     assert "2 runs" in page
     assert "learning_rate=3e-3,seed=1" in page
@@ -85,20 +86,20 @@ def test_a_task_with_a_run_that_fails(mini: miniature_tasks.Miniature, tmp_path:
 
 def test_killed_in_the_middle_it_continues_to_the_same_losses(launch: Callable[..., Launched], tmp_path: Path) -> None:
     data, out = helpers.make_data(tmp_path), tmp_path / "out"
-    command = sweep(data, out, "--at-once", 2, "--deterministic", train__max_steps=120, checkpoint__every_steps=3)
+    command = sweep(data, out, "--at-once", 2, "--deterministic", train__max_steps=60, checkpoint__every_steps=3)
     launched = launch(*command)
     saved = [out / name / "checkpoints" for name in RATES]
     launched.wait_until(lambda: any(list(place.glob("step-*")) for place in saved), "a run has saved")
     started = children(launched.process.pid)
     assert started
-    refused = helpers.bertrain(*command, check=False)
-    assert "[already-running]" in refused.stderr
+    refused = command_line(*command, check=False)
+    assert "[already-running]" in refused.err
     launched.process.send_signal(signal.SIGKILL)
     launched.wait()
-    other = helpers.bertrain(*command, "--seeds", 2, check=False)
-    assert other.returncode == 2
-    assert "[other-request]" in other.stderr
-    helpers.bertrain(*command)
+    other = command_line(*command, "--seeds", 2, check=False)
+    assert other.code == 2
+    assert "[other-request]" in other.err
+    command_line(*command)
     assert not any(map(alive, started)), "the runs of the killed one ended with it"
     assert out.joinpath("report.html").is_file()
     assert sorted(json.loads((out / "sweep.json").read_text())["done"]) == sorted(RATES), (
@@ -107,7 +108,7 @@ def test_killed_in_the_middle_it_continues_to_the_same_losses(launch: Callable[.
     rates = {name: float(name.partition("=")[2]) for name in RATES}
     for name, rate in rates.items():
         settings = helpers.tiny_settings(
-            train__max_steps=120, optimizer__learning_rate=rate, train__deterministic=True, log__level="quiet"
+            train__max_steps=60, optimizer__learning_rate=rate, train__deterministic=True, log__level="quiet"
         )
         bertrain.pretrain(settings, data, tmp_path / name)
         assert helpers.losses(out / name) == helpers.losses(tmp_path / name)
@@ -143,8 +144,8 @@ def test_a_run_that_somebody_kills_is_named_and_tried_again(launch: Callable[...
     assert f"{RATES[0]} failed: " in launched.err
     assert "killed by SIGKILL" in launched.err
     assert f"{RATES[1]}: done, 1 of 2" in launched.out
-    done = helpers.bertrain(*command)
-    assert "1 of them done; 1 at once" in done.stdout
+    done = command_line(*command)
+    assert "1 of them done; 1 at once" in done.out
     assert len(helpers.losses(out / RATES[0])) == 24
 
 
@@ -153,11 +154,11 @@ def test_the_table_without_evaluations_is_by_the_last_losses(tmp_path: Path) -> 
     settings = dict(zip((words := helpers.tiny_arguments(train__max_steps=3))[::2], words[1::2], strict=True))
     overrides = {key.removeprefix("--"): value for key, value in settings.items()}
     found = bertrain.sweep("bert-tiny", data, out, grid={"optimizer.learning_rate": [1e-5, 0.01]}, overrides=overrides)
-    assert found.metric == "loss"
+    assert found.metric == "mlm_loss"
     last = {point.settings["optimizer.learning_rate"]: point.mean for point in found.points}
     assert [*last] == ["0.01", "1e-05"]
     for rate, loss in last.items():
-        assert loss == pytest.approx(helpers.losses(out / f"learning_rate={rate}")[-1])
+        assert loss == pytest.approx(records(out / f"learning_rate={rate}")[-1]["mlm_loss"])
     assert not found.failed
     before = time.time_ns()
     assert bertrain.sweep(

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import numpy as np
 import pytest
 
+from bertrain.data.formats.convert import convert
 from bertrain.data.formats.masking import MaskingRules
 from bertrain.data.formats.shards import Shards
+from bertrain.data.formats.source import open_data
 from bertrain.data.prepare.prepare import prepare
 from bertrain.data.text.tokenizer import FileTokenizer, Tokenizer, tokenizer_of
 from bertrain.data.text.vocabulary import Vocabulary
@@ -16,7 +19,7 @@ from bertrain.model.families import new_model
 from bertrain.tasks.squad.windows import tokenize
 from bertrain.tasks.tag.encode import _split_words
 from bertrain.training.fill_mask import fill_mask
-from bertrain.weights.huggingface import write_folder
+from bertrain.weights.huggingface import write_folder, write_tokenizer
 from bertrain.weights.source import read_weights
 from bertrain.weights.tensors import Weights
 from tests import bpe, helpers
@@ -121,3 +124,53 @@ def test_files_that_are_no_tokenizer(tokenizer: Path, tmp_path: Path) -> None:
             Vocabulary.load(helpers.write_json(tmp_path / "tokenizer.json", content))
     with helpers.refused("missing-vocabulary", tmp_path / "none.json"):
         Vocabulary.load(tmp_path / "none.json")
+
+
+def test_converted_data_are_read_with_their_own_tokenizer(tokenizer: Path, tmp_path: Path) -> None:
+    corpus = helpers.write_corpus(tmp_path / "corpus.txt")
+    prepare([corpus], tmp_path / "data", vocab=tokenizer, max_seq_length=64)
+    convert(tmp_path / "data", tmp_path / "hdf5", to="hdf5-varlength")
+    assert open_data(tmp_path / "hdf5").vocabulary.hash == Vocabulary.load(tokenizer).hash
+
+
+def test_an_exported_tokenizer_adds_special_words_even_if_the_original_did_not(tokenizer: Path, tmp_path: Path) -> None:
+    content = json.loads(tokenizer.read_text())
+    whole = Vocabulary.load(tokenizer)
+    for name in ("tokenizer.json", "tokenizer_config.json"):
+        (tmp_path / name).write_bytes((tokenizer.parent / name).read_bytes())
+    helpers.write_json(tmp_path / "tokenizer.json", content | {"post_processor": None})
+    bare = Vocabulary.load(tmp_path / "tokenizer.json")
+    assert bare.hash == whole.hash, "training has its own rule for them"
+    write_tokenizer(tmp_path, bare, helpers.tiny_settings().model)
+    theirs = transformers.AutoTokenizer.from_pretrained(tmp_path)
+    assert (
+        theirs("bato sevi")["input_ids"]
+        == transformers.AutoTokenizer.from_pretrained(tokenizer.parent)("bato sevi")["input_ids"]
+    )
+
+
+def test_a_word_piece_with_rules_of_its_own_keeps_them_when_exported(tmp_path: Path) -> None:
+    from tokenizers import Tokenizer as Pipeline
+    from tokenizers import models, normalizers, pre_tokenizers
+
+    words = {word: number for number, word in enumerate([*helpers.SPECIAL, "a", "##b", "a-b", "-", "b"])}
+    pipeline = Pipeline(models.WordPiece(words, unk_token="[UNK]"))
+    pipeline.normalizer, pipeline.pre_tokenizer = normalizers.NFKC(), pre_tokenizers.WhitespaceSplit()
+    pipeline.save(str(tmp_path / "tokenizer.json"))
+    before = Vocabulary.load(tmp_path / "tokenizer.json")
+    (tmp_path / "out").mkdir()
+    write_tokenizer(tmp_path / "out", before, helpers.tiny_settings().model)
+    after = Vocabulary.load(tmp_path / "out" / "tokenizer.json")
+    assert after.hash == before.hash
+    assert (
+        tokenizer_of(after).encode(["a-b b"]) == tokenizer_of(before).encode(["a-b b"]) == [[words["a-b"], words["b"]]]
+    )
+
+
+def test_a_tokenizer_that_knows_no_latin_letter(tmp_path: Path) -> None:
+    from tokenizers import Tokenizer as Pipeline
+    from tokenizers import models
+
+    words = {word: number for number, word in enumerate([*helpers.SPECIAL, "\u72ac"])}
+    Pipeline(models.BPE(words, [])).save(str(tmp_path / "tokenizer.json"))
+    assert tokenizer_of(Vocabulary.load(tmp_path / "tokenizer.json")).encode(["\u72ac"]) == [[5]]

@@ -67,6 +67,18 @@ def test_a_page_is_drawn_anew_only_when_something_was_written(runs: Path, monkey
     assert reports.run("one") is second
 
 
+def test_a_run_that_is_killed_does_not_run_on(runs: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It changes no file."""
+    states = iter(["running", "silent"])
+    monkeypatch.setattr("bertrain.serving.live.look", lambda run: {"state": next(states), "why": "", "step": 1})
+    monkeypatch.setattr("bertrain.serving.live.step_text", lambda seen, bar_width: "1")
+    monkeypatch.setattr("bertrain.serving.live.REST", 0)
+    reports = LiveReports(runs, 1.0)
+    pages = [reports.run("one") or "" for _ in range(2)]
+    assert ["running; step 1" in page for page in pages] == [True, False]
+    assert "silent; step 1" in pages[1]
+
+
 def test_a_run_without_steps_says_so(runs: Path, tmp_path: Path) -> None:
     for name in ("config.json", "vocab.txt"):
         if (runs / "one" / name).is_file():

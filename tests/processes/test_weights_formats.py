@@ -10,7 +10,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from bertrain.weights.export import import_weights
-from tests import helpers
+from tests.miniature_tasks import command_line
 from tests.quick.test_weights_formats import GOOGLE, MLPERF, companions, said
 
 
@@ -34,9 +34,9 @@ def test_the_verbs(imported: Path, tmp_path: Path) -> None:
     tensors = load_file(imported / "model.safetensors")
     tensors["bert.pooler.dense.bias"] = tensors["bert.pooler.dense.bias"] + torch.tensor([0, 0, 0.25, 0])
     save_file(tensors, folder / "model.safetensors")
-    done = helpers.bertrain("weights", "compare", imported, folder, "--json", check=False)
-    assert done.returncode == 1
-    found = json.loads(done.stdout)
+    done = command_line("weights", "compare", imported, folder, "--json", check=False)
+    assert done.code == 1
+    found = json.loads(done.out)
     assert not found["same"]
     (different,) = [tensor for tensor in found["tensors"] if tensor["verdict"] != "equal"]
     assert different["name"] == "next_sentence.pool.bias"

@@ -9,6 +9,7 @@ from typing import NoReturn
 
 import pytest
 
+from bertrain.kernels import cpu_library
 from bertrain.training.state import TrainState
 
 
@@ -26,6 +27,7 @@ def no_training_and_no_process() -> Iterator[None]:
     import matplotlib.font_manager  # noqa: F401
     import numpy.testing  # noqa: F401
 
+    cpu_library.available()  # on CPUs with AMX, choosing an engine compiles the kernels, once in a process
     with pytest.MonkeyPatch.context() as patch:
         forbid(TrainState, "build", "training")
         forbid(subprocess.Popen, "__init__", "processes")

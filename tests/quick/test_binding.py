@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from bertrain.config.settings import TrainSettings
+from bertrain.ranks import parallel
 from bertrain.ranks.binding import (
     Core,
     assign_cores,
@@ -130,3 +133,15 @@ def test_a_device_says_its_node(tmp_path: Path) -> None:
         (folder / "numa_node").write_text(text)
     assert node_of_pci_device("0000:1B:00.0", tmp_path) == 1
     assert node_of_pci_device("0000:9a:00.0", tmp_path) is None
+
+
+def test_a_second_join_has_the_cores_of_the_first(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As runs that follow one another on the same ranks."""
+    monkeypatch.setenv("LOCAL_RANK", "0")
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", "2")
+    before, cores = os.sched_getaffinity(0), []
+    for _ in range(2):
+        with parallel.join(TrainSettings(device="cpu")):
+            cores.append(os.sched_getaffinity(0))
+    assert cores[0] == cores[1]
+    assert os.sched_getaffinity(0) == before

@@ -314,3 +314,14 @@ def test_a_slice_is_cut_where_it_was_written() -> None:
         assert resolve("bert-tiny", [("data.slice", part)]).data.rows(100) == rows
     one, other = resolve("bert-tiny", [("data.slice", "0:0.9")]), resolve("bert-tiny")
     assert differing(one, other) == ["data.slice (0:0.9 here,  there)"]
+
+
+def test_a_target_above_what_can_be_reached_is_refused(tmp_path: Path) -> None:
+    with helpers.refused("bad-target", "72", "at most 1"):
+        resolve("bert-tiny", {"evaluate.target_accuracy": 72, "evaluate.data": tmp_path})
+
+
+def test_a_family_that_is_a_list_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "own.toml").write_text('[model]\nfamily = ["modern"]\n')
+    with helpers.refused("invalid-value", "model.family"):
+        resolve(str(tmp_path / "own.toml"))

@@ -9,7 +9,7 @@ import pytest
 import torch
 from safetensors import safe_open
 
-from bertrain.base.files import new_folder, replacing, save_tensors
+from bertrain.base.files import cache_folder, existing_parent, new_folder, replacing, save_tensors
 
 
 def test_a_handler_that_is_there_keeps_the_signal(tmp_path: Path) -> None:
@@ -49,3 +49,21 @@ def test_equal_tensors_make_equal_files(tmp_path: Path) -> None:
     with safe_open(tmp_path / "0.safetensors", "pt") as file:
         assert file.metadata() == metadata
         assert file.get_tensor("weight é").tolist() == [[0.0, 1.0, 2.0], [3.0, 4.0, 5.0]]
+
+
+def test_what_is_cached_goes_where_nobody_else_can_write(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    assert cache_folder() == tmp_path / "cache" / "bertrain"
+    (tmp_path / "file").touch()
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    place = cache_folder()
+    assert (place.parent, place.stat().st_mode & 0o777) == (tmp_path, 0o700)
+    place.chmod(0o777)
+    with pytest.raises(PermissionError, match="others can write"):
+        cache_folder()
+
+
+def test_the_closest_folder_that_exists(tmp_path: Path) -> None:
+    assert existing_parent(tmp_path / "a" / "b") == tmp_path
+    assert existing_parent(tmp_path) == tmp_path

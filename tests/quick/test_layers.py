@@ -1,4 +1,4 @@
-"""A room of the package imports only rooms that stand before it in this list; imports inside functions count."""
+"""A subpackage imports only those that stand before it in this list; imports inside functions count."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def imports_of(path: Path) -> Iterator[str]:
 
 
 @pytest.mark.parametrize("module", sorted(MODULES.keys() - AT_THE_TOP - {"data.__init__"}))
-def test_a_room_imports_only_rooms_before_it(module: str) -> None:
+def test_a_subpackage_imports_only_subpackages_before_it(module: str) -> None:
     allowed = ROOMS[: ROOMS.index(room_of(module)) + 1]
     for imported in imports_of(MODULES[module]):
         if imported != "__version__":

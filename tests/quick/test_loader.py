@@ -155,10 +155,10 @@ def gradients(model: Bert, batch: Batch) -> dict[str, torch.Tensor]:
 
 
 @pytest.mark.parametrize("policy", POLICIES)
-def test_junk_has_no_influence_even_on_poisoned_memory(
+def test_padding_has_no_influence_even_on_poisoned_memory(
     shards: Shards, policy: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The same examples beside other junk, every fresh tensor filled with NaN before it is written."""
+    """The same examples beside other padding, every fresh tensor filled with NaN before it is written."""
     import dataclasses
 
     settings = helpers.tiny_settings(
@@ -174,12 +174,14 @@ def test_junk_has_no_influence_even_on_poisoned_memory(
     monkeypatch.setattr("torch.utils.deterministic.fill_uninitialized_memory", True)
     try:
         expected = gradients(model, batch)
-        is_junk = torch.ones(len(batch.input_ids), dtype=torch.bool)
+        is_padding = torch.ones(len(batch.input_ids), dtype=torch.bool)
         for slot in torch.nonzero(batch.nsp_labels >= 0).flatten().tolist():
-            is_junk[int(batch.cu_seqlens[slot]) : int(batch.cu_seqlens[slot + 1])] = False
-        assert int(is_junk.sum()) > 0
-        other_ids = torch.where(is_junk, torch.randint(5, settings.model.vocab_size, is_junk.shape), batch.input_ids)
-        other_segments = torch.where(is_junk, 1 - batch.segment_ids, batch.segment_ids)
+            is_padding[int(batch.cu_seqlens[slot]) : int(batch.cu_seqlens[slot + 1])] = False
+        assert int(is_padding.sum()) > 0
+        other_ids = torch.where(
+            is_padding, torch.randint(5, settings.model.vocab_size, is_padding.shape), batch.input_ids
+        )
+        other_segments = torch.where(is_padding, 1 - batch.segment_ids, batch.segment_ids)
         changed = dataclasses.replace(batch, input_ids=other_ids, segment_ids=other_segments)
         actual = gradients(model, changed)
     finally:
@@ -189,7 +191,7 @@ def test_junk_has_no_influence_even_on_poisoned_memory(
         assert torch.equal(gradient, actual[name]), name
 
 
-def test_the_amount_of_junk_has_no_influence(shards: Shards) -> None:
+def test_the_amount_of_padding_has_no_influence(shards: Shards) -> None:
     found = []
     for budget in (200, 2000):
         settings = helpers.tiny_settings(

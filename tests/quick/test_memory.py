@@ -22,7 +22,7 @@ from bertrain.model.initialization import uninitialized
 from bertrain.optim import lamb, muon
 from bertrain.optim.registry import OPTIMIZERS, build_optimizer
 from bertrain.planning.memory import BinSize, estimate
-from bertrain.planning.memory_fit import Place, cgroup_room, largest_budget, refuse_too_little, with_budget
+from bertrain.planning.memory_fit import Place, cgroup_memory, largest_budget, refuse_too_little, with_budget
 from bertrain.training import resolve_auto
 from tests import helpers
 from tests.live_memory import LiveMemory
@@ -150,16 +150,16 @@ def test_the_tightest_cgroup_counts(tmp_path: Path) -> None:
 
     own = tmp_path / "own"
     own.write_text("0::/outer/inner\n")
-    assert cgroup_room(tmp_path / "none", own) is None
+    assert cgroup_memory(tmp_path / "none", own) is None
     root = tmp_path / "root"
     limit(root / "outer/inner", "max", 10, 0)
-    assert cgroup_room(root, own) is None
+    assert cgroup_memory(root, own) is None
     limit(root / "outer", "1000", 700, 50)
-    assert cgroup_room(root, own) == 350
+    assert cgroup_memory(root, own) == 350
     limit(root / "outer/inner", "500", 400, 0)
-    assert cgroup_room(root, own) == 100
+    assert cgroup_memory(root, own) == 100
     limit(root / "outer/inner", "300", 400, 0)
-    assert cgroup_room(root, own) == 0
+    assert cgroup_memory(root, own) == 0
 
 
 def test_the_budget_is_limited_by_memory(shards: Shards) -> None:

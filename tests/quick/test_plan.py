@@ -12,7 +12,8 @@ from hypothesis import strategies as st
 from bertrain.base.formatting import COLUMNS
 from bertrain.cli.options import split_settings
 from bertrain.config.model_size import count_parameters
-from bertrain.pipeline.plan import LEAST_STEP, SIZES, Machine, Text, make_plan
+from bertrain.pipeline.plan import LEAST_STEP, SIZES, Machine, Text, plan_training
+from bertrain.pipeline.request import make_request
 from tests.helpers import refused
 
 HELD_OUT = Path("held-out")
@@ -25,7 +26,7 @@ def text_of(megabytes: float, documents: int = 1000) -> Text:
 
 
 def size_of(text: Text, machine: Machine, budget: str) -> str:
-    return make_plan(text, machine, budget=budget).recipe.removeprefix("bert-")
+    return plan_training(text, machine, budget=budget).recipe.removeprefix("bert-")
 
 
 def test_the_size_follows_budget_machine_and_text() -> None:
@@ -38,18 +39,18 @@ def test_the_size_follows_budget_machine_and_text() -> None:
 @given(megabytes=st.floats(0.2, 1e5), seconds=st.integers(60, 10**6), flops=st.floats(1e9, 1e16))
 def test_any_plan_is_a_run_that_can_be_resolved(megabytes: float, seconds: int, flops: float) -> None:
     machine = Machine("any", 1, flops, is_gpu=True)
-    plan = make_plan(text_of(megabytes), machine, budget=f"{seconds}s")
+    plan = plan_training(text_of(megabytes), machine, budget=f"{seconds}s")
     settings = plan.settings(HELD_OUT)
     assert settings.batch.tokens >= LEAST_STEP
     assert settings.train.budget == f"{seconds}s"
-    longer = make_plan(text_of(megabytes), machine, budget=f"{3 * seconds}s").settings(HELD_OUT)
+    longer = plan_training(text_of(megabytes), machine, budget=f"{3 * seconds}s").settings(HELD_OUT)
     if longer.data.max_seq_length == settings.data.max_seq_length:
         assert count_parameters(longer.model)[1] >= count_parameters(settings.model)[1]
 
 
 def test_what_the_user_sets_stands_above_every_choice() -> None:
     given_settings = {"optimizer.learning_rate": "7e-4", "data.max_seq_length": "64"}
-    plan = make_plan(text_of(40), TWO_CORES, budget="5m", size="mini", given=given_settings)
+    plan = plan_training(text_of(40), TWO_CORES, budget="5m", size="mini", given=given_settings)
     assert plan.recipe == "bert-mini"
     assert plan.settings(HELD_OUT).optimizer.learning_rate == 7e-4
     assert plan.settings(HELD_OUT).data.max_seq_length == 64
@@ -58,14 +59,14 @@ def test_what_the_user_sets_stands_above_every_choice() -> None:
 
 @pytest.mark.parametrize("name", ["train.max_steps", "train.epochs"])
 def test_steps_or_epochs_take_the_place_of_the_budget(name: str) -> None:
-    train = make_plan(text_of(40), TWO_CORES, budget="5m", given={name: "7"}).settings(HELD_OUT).train
+    train = plan_training(text_of(40), TWO_CORES, budget="5m", given={name: "7"}).settings(HELD_OUT).train
     assert not train.budget
     assert getattr(train, name.partition(".")[2]) == 7
 
 
 def test_a_model_that_reads_too_little_is_named() -> None:
     def warnings(budget: str) -> list[str]:
-        plan = make_plan(text_of(40), TWO_CORES, budget=budget)
+        plan = plan_training(text_of(40), TWO_CORES, budget=budget)
         return [one.reason for one in plan.choices if one.what == "warning"]
 
     assert "--budget" in warnings("10s")[0]
@@ -74,13 +75,13 @@ def test_a_model_that_reads_too_little_is_named() -> None:
 
 def test_every_size_has_a_recipe() -> None:
     for size in SIZES:
-        assert make_plan(text_of(40), H200, budget="1h", size=size).settings(HELD_OUT).model.num_layers > 1
+        assert plan_training(text_of(40), H200, budget="1h", size=size).settings(HELD_OUT).model.num_layers > 1
 
 
 def test_single_sentences_have_no_next_one() -> None:
     tweets = Text(documents=50_000, sentences=60_000, characters=5_000_000)
-    assert not make_plan(tweets, TWO_CORES, budget="5m").settings(HELD_OUT).model.nsp
-    assert make_plan(text_of(5), TWO_CORES, budget="5m").settings(HELD_OUT).model.nsp
+    assert not plan_training(tweets, TWO_CORES, budget="5m").settings(HELD_OUT).model.nsp
+    assert plan_training(text_of(5), TWO_CORES, budget="5m").settings(HELD_OUT).model.nsp
 
 
 @pytest.mark.parametrize(
@@ -89,17 +90,17 @@ def test_single_sentences_have_no_next_one() -> None:
 )
 def test_too_little_is_refused(text: Text, code: str) -> None:
     with refused(code):
-        make_plan(text, TWO_CORES, budget="5m")
+        plan_training(text, TWO_CORES, budget="5m")
 
 
 def test_an_unknown_size_is_refused() -> None:
     with refused("invalid-value", "enormous", "tiny"):
-        make_plan(text_of(5), TWO_CORES, budget="5m", size="enormous")  # type: ignore[arg-type]
+        plan_training(text_of(5), TWO_CORES, budget="5m", size="enormous")  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(("name", "other"), [("batch.tokens", "sequences"), ("batch.sequences", "tokens")])
 def test_the_user_may_measure_a_step_either_way(name: str, other: str) -> None:
-    plan = make_plan(text_of(40), TWO_CORES, budget="5m", given={name: "1024"})
+    plan = plan_training(text_of(40), TWO_CORES, budget="5m", given={name: "1024"})
     settings = plan.settings(HELD_OUT)
     assert (getattr(settings.batch, name.removeprefix("batch.")), getattr(settings.batch, other)) == (1024, 0)
     assert [one.what for one in plan.choices if one.what in ("step", name, f"batch.{other}")] == [name]
@@ -112,29 +113,29 @@ def test_settings_may_stand_anywhere_among_the_texts() -> None:
 
 @pytest.mark.parametrize(("machine", "budget"), [(TWO_CORES, "2m"), (H200, "2m"), (H200, "24h")])
 def test_every_choice_has_one_line(machine: Machine, budget: str) -> None:
-    plan = make_plan(text_of(40), machine, budget=budget)
+    plan = plan_training(text_of(40), machine, budget=budget)
     lines = plan.lines()
     assert len(lines) == len(plan.choices), "\n".join(lines)
     assert max(map(len, lines)) <= COLUMNS
 
 
 def test_a_budget_of_many_epochs_is_remarked_on() -> None:
-    warnings = [one.value for one in make_plan(text_of(40), H200, budget="24h").choices if one.what == "warning"]
+    warnings = [one.value for one in plan_training(text_of(40), H200, budget="24h").choices if one.what == "warning"]
     assert warnings == ["over 200 epochs"]
-    assert not any(one.what == "warning" for one in make_plan(text_of(4000), H200, budget="2m").choices)
+    assert not any(one.what == "warning" for one in plan_training(text_of(4000), H200, budget="2m").choices)
 
 
 def test_more_words_are_masked_unless_the_user_says_how_many() -> None:
-    plan = make_plan(text_of(40), H200, budget="9m")
+    plan = plan_training(text_of(40), H200, budget="9m")
     assert plan.settings(HELD_OUT).data.mask_probability == 0.3
     assert "masked words" in [one.what for one in plan.choices]
-    set_by_user = make_plan(text_of(40), H200, budget="9m", given={"data.mask_probability": "0.2"})
+    set_by_user = plan_training(text_of(40), H200, budget="9m", given={"data.mask_probability": "0.2"})
     assert set_by_user.settings(HELD_OUT).data.mask_probability == 0.2
     assert "masked words" not in [one.what for one in set_by_user.choices]
 
 
 def test_steps_and_first_heads_follow_the_device_and_are_said() -> None:
-    on_gpu = make_plan(text_of(4000), H200, budget="9m")
+    on_gpu = plan_training(text_of(4000), H200, budget="9m")
     chosen = on_gpu.settings(HELD_OUT)
     model = replace(chosen.model, vocab_size=on_gpu.vocabulary_size)
     tokens = H200.tokens_in(540, replace(chosen, model=model))
@@ -142,9 +143,27 @@ def test_steps_and_first_heads_follow_the_device_and_are_said() -> None:
     assert on_gpu.overrides["model.initial_heads"] == "neighbours"
     assert on_gpu.overrides["model.initial_bias"] == "frequencies"
     assert {"first heads", "output bias"} <= {one.what for one in on_gpu.choices}
-    set_by_user = make_plan(text_of(4000), H200, budget="9m", given={"model.initial_heads": "random"})
+    set_by_user = plan_training(text_of(4000), H200, budget="9m", given={"model.initial_heads": "random"})
     assert set_by_user.overrides["model.initial_heads"] == "random"
     assert "first heads" not in [one.what for one in set_by_user.choices]
-    continued = make_plan(text_of(40), H200, budget="9m", init="weights")
+    continued = plan_training(text_of(40), H200, budget="9m", init="weights")
     new_only = {"model.initial_heads", "model.initial_bias", "data.mask_probability"}
     assert continued.overrides.keys().isdisjoint(new_only)
+
+
+def test_settings_of_the_machine_are_of_the_fine_tuning_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "labels.csv").write_text("text,label\na,b\n")
+    given = {
+        "train.device": "cpu", "log.level": "quiet", "train.seed": "7", "optimizer.learning_rate": "1e-3",
+        "task.text": "text", "model.config": "shape.json",
+    }  # fmt: skip
+    asked: dict[str, object] = {
+        "inputs": "articles", "out": "out", "budget": "1m", "evaluation_share": 0.1, "cased": False, "language": "auto",
+        "init": "", "size": "auto", "task": "classify=labels.csv", "text_column": "auto", "encoding": "auto",
+        "document_end": "auto", "on_error": "stop", "overrides": given,
+    }  # fmt: skip
+    request = make_request(asked)
+    assert set(request.settings(of_task=True)) == {"train.device", "log.level", "train.seed", "task.text"}
+    assert set(request.settings(of_task=False)) == set(given) - {"task.text"}
+    assert request.settings(of_task=False)["model.config"] == str(tmp_path / "shape.json"), "in whatever folder"

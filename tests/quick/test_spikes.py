@@ -7,7 +7,7 @@ import random
 
 import pytest
 
-from bertrain.run.spikes import MIN_STEPS, WINDOW, SpikeWatch, spike_limit
+from bertrain.run.spikes import MIN_STEPS, WINDOW, DivergenceWatch, SpikeWatch, spike_limit
 
 
 def falling_losses(steps: int, seed: int) -> list[float]:
@@ -56,3 +56,10 @@ def test_a_watch_goes_on_where_another_left_off() -> None:
     expected = [whole.is_spike(loss) for loss in losses]
     resumed = SpikeWatch(losses[:200][-WINDOW:])
     assert [resumed.is_spike(loss) for loss in losses[200:]] == expected[200:]
+
+
+def test_divergence_is_found_after_steps_that_were_left_out() -> None:
+    """Their loss is NaN, which has no place in a median."""
+    watch = DivergenceWatch()
+    losses = [math.nan] * MIN_STEPS + [2.0] * MIN_STEPS + [50.0] * WINDOW
+    assert [step for step, loss in enumerate(losses) if watch.has_diverged(loss)] == [len(losses) - 1]

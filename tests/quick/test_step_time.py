@@ -34,6 +34,7 @@ from bertrain.planning.prediction import predict_run
 from bertrain.planning.step_time import (
     HOST_S,
     LAUNCHES,
+    AttentionKernel,
     Cluster,
     Design,
     Jitter,
@@ -41,6 +42,7 @@ from bertrain.planning.step_time import (
     compute_seconds,
     count_launches,
     exchange_seconds,
+    optimizer_seconds,
     step_time,
 )
 from tests import helpers
@@ -138,6 +140,31 @@ def test_compute_time_is_that_of_its_parts() -> None:
     )
     assert two == pytest.approx(2 * one)
     assert not compute_seconds(SETTINGS, full_bins(SETTINGS, 0, 0, np.array([256])), gpu, design).any()
+
+
+def test_attention_of_few_sequences_takes_as_long_as_its_longest() -> None:
+    """24 layers, 12 x 1024 operations for each pair of tokens; 12e9 a second."""
+    kernel, one, pairs = AttentionKernel(12e9, rows=512, columns=512), np.ones(1), np.array([1e6])
+    assert kernel.seconds(SETTINGS.model, one, pairs, 16)[0] == pytest.approx(24 * 1024 * 1e6 / 1e9)  # a head on each
+    # The sequence's 16 heads leave 112 of 128 processors idle: 512 x 512 pairs last as long as eight times as many.
+    assert kernel.seconds(SETTINGS.model, one, pairs, 128)[0] == pytest.approx(24 * 1024 * 8 * 512**2 / 1e9)
+    assert kernel.seconds(SETTINGS.model, 2 * one, pairs, 128)[0] == pytest.approx(2 * 24 * 1024 * 8 * 512**2 / 1e9)
+
+
+def test_another_kernel_changes_attention_alone() -> None:
+    load = full_bins(SETTINGS, 1024, 1, np.array([512]))
+    ours, theirs = (
+        compute_seconds(SETTINGS, load, find_gpu("h100"), Design(attention=kernel))[0]
+        for kernel in (None, AttentionKernel(1e14, rows=512, columns=512))
+    )
+    assert (ours == theirs).tolist() == [True, False, True, True]
+    assert theirs[1] == pytest.approx(12 * 24 * 1024 * 512**2 * 132 / 16 / 1e14)
+
+
+def test_copies_take_the_time_of_their_bytes() -> None:
+    one, parameters = cluster(8), count_parameters(SETTINGS.model)[0]
+    copies = optimizer_seconds(SETTINGS, one, Design(copied_bytes=8)) - optimizer_seconds(SETTINGS, one, Design())
+    assert copies == pytest.approx(8 * parameters / (0.8 * 4.8e12))
 
 
 def test_sixteen_bits_halve_the_exchange_and_overlap_hides_it() -> None:
@@ -267,12 +294,14 @@ def test_names_of_cuda_are_found_in_the_table() -> None:
     named = {"NVIDIA H100 80GB HBM3": "h100", "NVIDIA A100-SXM4-80GB": "a100", "NVIDIA H200": "h200"}
     named |= {"NVIDIA A100-SXM4-40GB": "a100-40", "NVIDIA GeForce RTX 4090": "rtx4090"}
     named |= {"Tesla V100-SXM2-32GB": "v100", "NVIDIA H100 PCIe": "h100-pcie", "NVIDIA L40S": "l40s"}
+    named |= {"Tesla T4": "t4", "NVIDIA A10": "a10", "NVIDIA L4": "l4", "NVIDIA GeForce RTX 5090": "rtx5090"}
     assert {device: found.name for device in named if (found := gpu_like(device))} == named
 
 
 @pytest.mark.parametrize(
     "device",
-    ["NVIDIA T400 4GB", "NVIDIA A100 80GB PCIe", "NVIDIA A100-PCIE-40GB", "NVIDIA H100 NVL", "NVIDIA H200 NVL",
+    ["NVIDIA T400 4GB", "NVIDIA A10G", "NVIDIA GeForce RTX 3090 Ti", "NVIDIA A100 80GB PCIe", "NVIDIA A100-PCIE-40GB",
+     "NVIDIA H100 NVL", "NVIDIA H200 NVL",
      "NVIDIA GeForce RTX 4090 Laptop GPU", "Tesla V100-SXM2-16GB", "NVIDIA A100-SXM4-80GB MIG 3g.40gb"],
 )  # fmt: skip
 def test_a_card_that_is_not_in_the_table_is_no_other_card(device: str) -> None:

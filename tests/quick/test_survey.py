@@ -493,3 +493,25 @@ def test_a_single_path_is_not_taken_for_letters(tmp_path: Path) -> None:
     vocab = helpers.write_vocabulary(tmp_path / "vocab.txt")
     prepare(str(tmp_path / "a.txt"), tmp_path / "out", vocab=vocab, max_seq_length=16)
     extract(str(tmp_path / "a.txt"), tmp_path / "text")
+
+
+def test_a_table_with_dates_that_python_does_not_have(tmp_path: Path) -> None:
+    rows = pa.table({"day": pa.array([2**30], pa.date32()), "body": ["some words about something " * 20]})
+    pyarrow.parquet.write_table(rows, tmp_path / "old.parquet")
+    assert survey([tmp_path / "old.parquet"]).text_columns == ("body",)
+    extract([tmp_path / "old.parquet"], tmp_path / "out")
+    assert "some words about something" in text_of(tmp_path / "out")
+
+
+def test_a_column_that_is_there_twice_is_said(tmp_path: Path) -> None:
+    twice = pa.Table.from_arrays([pa.array(["some words"])] * 2, ["text", "text"])
+    pyarrow.parquet.write_table(twice, tmp_path / "twice.parquet")
+    survey([tmp_path / "twice.parquet"])
+    with helpers.refused("damaged-input", "twice.parquet", "twice"):
+        extract([tmp_path / "twice.parquet"], tmp_path / "out")
+
+
+def test_only_files_that_are_no_text(tmp_path: Path) -> None:
+    (tmp_path / "x.bin").write_bytes(bytes(range(256)) * 8)
+    with helpers.refused("empty-input", "1 input file"):
+        prepare([tmp_path / "x.bin"], tmp_path / "out", on_error="skip")

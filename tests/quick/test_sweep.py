@@ -116,7 +116,7 @@ def test_memory_cores_and_wishes_limit_how_many_train_at_once(tmp_path: Path, mo
     asked = request(data, seeds=[1, 2, 3, 4, 5], overrides=tiny(train__device="cpu"))
     planned = plan_runs(asked)
     needed = check_runs(asked, planned, tmp_path / "out").needed
-    monkeypatch.setattr(memory_fit, "cgroup_room", lambda root: None)
+    monkeypatch.setattr(memory_fit, "cgroup_memory", lambda root: None)
     monkeypatch.setattr(memory_fit, "free_memory", lambda: 3 * needed + 1)
     slots = choose_slots(asked, planned, tmp_path / "out", 4)
     assert len(slots.cpus) == 3
@@ -124,3 +124,9 @@ def test_memory_cores_and_wishes_limit_how_many_train_at_once(tmp_path: Path, mo
     monkeypatch.setattr(memory_fit, "free_memory", lambda: needed - 1)
     with helpers.refused("out-of-memory"):
         choose_slots(asked, planned, tmp_path / "out", 1)
+
+
+def test_paths_among_the_settings_hold_in_any_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    asked = request(tmp_path, seeds=[1], overrides={"evaluate.data": "held-out", "train.max_steps": "3"})
+    assert asked.overrides == {"evaluate.data": str(tmp_path / "held-out"), "train.max_steps": "3"}

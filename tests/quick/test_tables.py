@@ -230,6 +230,9 @@ def test_files_of_a_part_are_found_by_name(tmp_path: Path) -> None:
     (tmp_path / "hub" / "data").mkdir(parents=True)
     (tmp_path / "hub" / "data" / "train-00000-of-00001.parquet").touch()
     assert list(find_tables(tmp_path / "hub", ["train"])) == ["train-*-of-00001"], "as the hub lays them out"
+    (tmp_path / "hub" / "data" / "test-00000-of-00001.parquet").touch()
+    (files,) = find_tables(tmp_path / "hub", ["train", "data"]).values()
+    assert [path.name for path in files] == ["train-00000-of-00001.parquet"], "its folder data is not a split"
 
 
 def test_forms_by_name() -> None:

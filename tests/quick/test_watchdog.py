@@ -2,11 +2,24 @@
 
 from __future__ import annotations
 
+import os
+import signal
+
 import pytest
+from torch.distributed import HashStore
 
 from bertrain.base.errors import EXIT_HUNG, EXIT_LOST_RANK
 from bertrain.launch.local import describe_failure
-from bertrain.ranks.watchdog import PLACES, STARTING, Beat, Heartbeat, describe_hang, have_stopped, waited_for
+from bertrain.ranks.watchdog import (
+    PLACES,
+    STARTING,
+    Beat,
+    Heartbeat,
+    Watchdog,
+    describe_hang,
+    have_stopped,
+    waited_for,
+)
 from bertrain.run.records import RankMeans
 from bertrain.run.stragglers import slow_ranks
 from tests import helpers
@@ -107,3 +120,20 @@ def test_a_factor_that_would_name_everybody_is_refused(factor: float) -> None:
 )
 def test_the_rank_that_failed_is_told_from_those_that_lost_it(codes: dict[int, int], expected: str) -> None:
     assert describe_failure(codes) == expected
+
+
+@pytest.mark.parametrize("place", PLACES)
+def test_a_hang_in_any_place_is_described(place: str) -> None:
+    assert f"in {place}" in describe_hang([word(0, place=place)], "10m") or place == STARTING
+
+
+def test_a_process_that_nobody_launched_may_outlive_its_parent(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Such as `nohup bertrain pretrain ... &` from a shell that ends."""
+    stopped = list[int]()
+    monkeypatch.setattr(os, "kill", lambda process, signal: stopped.append(signal))
+    for store in (None, HashStore()):
+        watchdog = Watchdog(Heartbeat(), "1000s", 1000, 0, 1, store)
+        watchdog._parent += 1
+        watchdog._end_without_launcher()
+        watchdog.stop()
+        assert stopped == ([] if store is None else [signal.SIGTERM])

@@ -15,6 +15,7 @@ from tests.services.image import ROOT, Images, scratch_folder
 
 pytestmark = [
     pytest.mark.services,
+    pytest.mark.long,
     pytest.mark.timeout(1800),
     pytest.mark.skipif(
         os.geteuid() != 0 or not shutil.which("buildah") or not shutil.which("mmdebstrap"),

@@ -1,4 +1,4 @@
-"""The same as `tests/faults/test_kill.py` does three times, for as long as it takes to meet rare moments."""
+"""The same as `tests/faults/test_kill.py` does twice, for as long as it takes to meet rare moments."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import pytest
 
 from tests.faults.test_kill import kill_random_ranks
 
-pytestmark = pytest.mark.services
+pytestmark = [pytest.mark.services, pytest.mark.long]
 
 
 @pytest.mark.timeout(1500)

@@ -9,6 +9,7 @@ import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import pytest
 
@@ -16,6 +17,7 @@ from bertrain.training.start import pretrain
 from tests import helpers, systems
 from tests.launched import PATIENCE_S, as_job, records
 from tests.miniature import make_miniature, miniature_arguments
+from tests.miniature_tasks import command_line
 from tests.services.slurm import Slurm, running_slurm, why_not
 from tests.training.test_headers import TASK, options
 
@@ -56,7 +58,9 @@ class Launcher:
         return self.bertrain(*words, before=before)
 
     def status(self) -> dict[str, Any]:
-        return json.loads(self.bertrain("launch", "status", self.job, "--json"))
+        """Asked again and again, so in this process: another for each would take the cores from the ranks."""
+        with mock.patch.dict(os.environ, self.slurm.environment):
+            return json.loads(command_line("launch", "status", self.job, "--json").out)
 
     def logs(self) -> str:
         return "\n".join(path.read_text() for path in sorted(self.job.rglob("logs/job-*.log")))
@@ -65,7 +69,7 @@ class Launcher:
         deadline = time.monotonic() + PATIENCE_S
         while not condition():
             assert time.monotonic() < deadline, f"no end of waiting for {what}:\n{self.logs()}\n{self.slurm.logs()}"
-            time.sleep(0.05)
+            time.sleep(0.2)
 
 
 def test_two_nodes_warned_requeued_resumed_and_finished(slurm: Slurm, tmp_path: Path) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,8 +12,9 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
+from bertrain.data.formats.shards import Shards
 from bertrain.run.folder import Run
-from bertrain.training.anneal import anneal
+from bertrain.training.anneal import anneal, resolve_annealing
 from bertrain.training.start import pretrain, resume
 from tests import helpers
 from tests.launched import records
@@ -104,7 +106,7 @@ def test_the_verb(tmp_path: Path) -> None:
     assert [record["learning_rate"] for record in records(run.folder)] == pytest.approx([base, 0.75 * base])
     for verb in (("report",), ("logs",), ("watch", "--once"), ("weights", "show")):
         command_line(*verb, run.folder)
-    assert "[other-run]" in helpers.bertrain(*words, "--schedule.decay", "cosine", check=False).stderr
+    assert "[other-run]" in command_line(*words, "--schedule.decay", "cosine", check=False).err
 
 
 @pytest.mark.parametrize(
@@ -139,3 +141,19 @@ def test_only_the_shape_of_the_decay_may_change(tmp_path: Path) -> None:
         pretrain(changed, data, tmp_path / "other", init=str(run))
     with helpers.refused("conflicting-settings", "train.init_optimizer keep"):
         helpers.tiny_settings(**STABLE, train__init_progress="keep")
+
+
+def test_a_run_of_a_budget_is_annealed_with_its_own_bins(tmp_path: Path) -> None:
+    """Its warm-up, a share of an unknown length, began at its first fit; its bins were found on the machine."""
+    data, stable = helpers.make_data(tmp_path), tmp_path / "stable"
+    settings = helpers.tiny_settings(**STABLE | {"schedule__warmup_steps": 0, "schedule__warmup_share": 0.5})
+    train = replace(settings.train, budget="10m", fits="2:6", max_steps=6)
+    settings = replace(settings, train=train, batch=replace(settings.batch, auto=True))
+    Run.create(stable, settings, Shards.open(data), "", "")
+    resume(stable)
+    annealing = resolve_annealing(stable, tmp_path / "annealed", 4, which="6")
+    assert not annealing.settings.batch.auto
+    assert annealing.settings.batch.token_budget == settings.batch.token_budget
+    assert anneal(stable, tmp_path / "annealed", 4, which="6").step == 10
+    with helpers.refused("not-at-base-rate", "step 3"):
+        resolve_annealing(stable, tmp_path / "early", 4, which="3")

@@ -19,7 +19,7 @@ from tests import helpers
 from tests.launched import records
 
 BUDGETED: dict[str, Any] = {
-    "batch__sequences": 8, "evaluate__max_examples": 16,
+    "batch__sequences": 8, "evaluate__max_examples": 16, "schedule__warmup_steps": 0, "schedule__warmup_share": 0.1,
     "train__deterministic": True, "train__budget": "60s", "checkpoint__every_steps": 5,
     "checkpoint__keep": 99, "log__every_steps": 5,
 }  # fmt: skip
@@ -106,17 +106,17 @@ def test_evaluations_are_planned_once_and_a_resumed_run_keeps_the_plan(
 ) -> None:
     data, run = helpers.make_data(tmp_path), tmp_path / "run"
     evaluating = {"evaluate__data": data, "evaluate__every_samples": 8}
-    asked = helpers.tiny_settings(**BUDGETED, **evaluating, train__max_samples=8 * 12)
+    asked = helpers.tiny_settings(**BUDGETED, **evaluating, train__max_samples=8 * 24)
     pretrain(asked, data, run)
     plan = Run.open(run).evaluation
     assert plan["evaluation_interval"] > 8
     assert "instead of every 8" in capsys.readouterr().out
     assert len(records(run, "evaluation")) < 10
-    resume(run, [("train.max_samples", "120")])
+    resume(run, [("train.max_samples", "216")])
     assert Run.open(run).evaluation["evaluation_interval"] >= plan["evaluation_interval"]
     (end,) = records(run, "end")
     assert 0 < end["evaluation_seconds"] < end["loop_seconds"]
     assert end["saving_seconds"] > 0
-    changed = resume(run, [("train.max_samples", "120"), ("evaluate.every_samples", "0")])
-    assert changed.step == 15
+    changed = resume(run, [("train.max_samples", "216"), ("evaluate.every_samples", "0")])
+    assert changed.step == 27
     assert Run.open(run).evaluation == {}, "another wish replaces the plan"

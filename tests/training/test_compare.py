@@ -13,7 +13,8 @@ import pytest
 from bertrain.base import formatting
 from bertrain.config.settings import Settings
 from bertrain.planning.devices import find_gpu
-from bertrain.planning.prediction import AnyInts, BinTime, Prediction, predict_run
+from bertrain.planning.plan import AnyInts
+from bertrain.planning.prediction import BinTime, Prediction, predict_run
 from bertrain.reports import compare
 from bertrain.reports.history import History, read
 from bertrain.reports.report import report

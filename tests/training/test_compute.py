@@ -147,8 +147,9 @@ def test_a_launch_that_fails_takes_the_run_to_the_plain_engine(
 ) -> None:
     data, compiling = helpers.make_data(tmp_path), torch.compile
     settings = helpers.tiny_settings(
-        train__kernels="compiled", train__max_steps=4, model__hidden_dropout=0, model__attention_dropout=0
-    )
+        train__kernels="compiled", train__max_steps=4, model__num_layers=1, model__hidden_dropout=0,
+        model__attention_dropout=0,
+    )  # fmt: skip
     pretrain(replace(settings, train=replace(settings.train, kernels="plain")), data, tmp_path / "plain")
     backend = failing(RuntimeError("too many resources requested for launch\nand a page"), backward=backward)
     monkeypatch.setattr(torch, "compile", partial(compiling, backend=backend))
@@ -169,7 +170,7 @@ def test_compilations_that_no_shape_explains_are_reported_once(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(torch, "compile", partial(torch.compile, backend="eager"))
-    settings = helpers.tiny_settings(train__kernels="compiled")
+    settings = helpers.tiny_settings(train__kernels="compiled", model__num_layers=1)
     step = Loader(Shards.open(helpers.make_data(tmp_path)), settings).step(0, 0)
     ranks = Ranks(0, 1, CPU)
     state = TrainState.build(settings, ranks)

@@ -14,6 +14,7 @@ from bertrain.data.formats.shards import Shards
 from bertrain.planning.memory import GIB, PROCESS
 from bertrain.training.announce import dry_run
 from tests import helpers
+from tests.miniature_tasks import command_line
 
 
 @pytest.fixture(scope="module")
@@ -68,3 +69,16 @@ def test_what_may_end_the_run_is_named_and_what_it_would_refuse_is_refused(shard
     assert "steps: 20, about 4.9 epochs; fewer if train.max_samples 48 comes first" in told
     with helpers.refused("missing-data", "nowhere"):
         dry_run(helpers.tiny_settings(evaluate__data=tmp_path / "nowhere"), shards.folder)
+
+
+def test_it_sees_what_is_in_the_run_folder(shards: Shards, tmp_path: Path) -> None:
+    command = ("pretrain", "bert-tiny", "--data", shards.folder, "--run", tmp_path / "run", *helpers.tiny_arguments())
+    assert command_line(*command, "--dry-run").code == 0
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / "notes.txt").write_text("of somebody")
+    said = command_line(*command, "--dry-run", check=False)
+    assert (said.code, "[occupied-folder]" in said.err) == (2, True), said.err
+
+
+def test_the_time_of_a_run_whose_steps_have_shares(shards: Shards) -> None:
+    assert "time by `bertrain plan`" in dry_run(helpers.tiny_settings(batch__shares="1 1"), shards.folder)

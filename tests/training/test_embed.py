@@ -18,6 +18,8 @@ from bertrain.data.text.vocabulary import Vocabulary
 from bertrain.training import embed as embedding
 from bertrain.training import vector_files
 from bertrain.training.embed import Embedded, embed
+from bertrain.training.start import pretrain
+from bertrain.weights.export import export, import_weights
 from bertrain.weights.huggingface import write_folder
 from bertrain.weights.sentence_transformers import SentencePipeline, read_pipeline, write_pipeline
 from bertrain.weights.tensors import Weights
@@ -71,7 +73,7 @@ def test_equal_to_sentence_transformers(encoder: Path, tmp_path: Path, pooling: 
     model = sentence_transformers.SentenceTransformer(str(folder), device="cpu")
     texts = [text for text in TEXTS if "[SEP]" not in text]  # their tokenizer takes it for the special token
     expected = model.encode(texts)
-    np.testing.assert_allclose(array(embed(folder, texts)), expected, atol=1e-5)
+    np.testing.assert_allclose(array(embed(folder, texts, precision="fp32")), expected, atol=1e-5)
 
     model.save(str(tmp_path / "saved"))  # as the installed version writes it
     assert read_pipeline(tmp_path / "saved") == pipeline
@@ -258,3 +260,21 @@ def test_vectors_do_not_depend_on_their_neighbors(encoder: Path) -> None:
     for number, text in enumerate(TEXTS):
         np.testing.assert_allclose(array(embed(encoder, text))[0], together[number], atol=1e-6)
     assert torch.is_grad_enabled()
+
+
+def test_a_sentence_transformers_folder_stays_one(encoder: Path, tmp_path: Path) -> None:
+    pipeline = SentencePipeline("cls", False, 20)
+    folder = sentence_folder(encoder, tmp_path / "model", pipeline)
+    import_weights(folder, tmp_path / "imported")
+    export(folder, tmp_path / "exported")
+    for copy in ("imported", "exported"):
+        assert read_pipeline(tmp_path / copy) == pipeline
+        np.testing.assert_array_equal(array(embed(tmp_path / copy, TEXTS)), array(embed(folder, TEXTS)))
+
+
+def test_a_checkpoint_can_be_named_by_its_folder(tmp_path: Path) -> None:
+    data, run = helpers.make_data(tmp_path), tmp_path / "run"
+    pretrain(helpers.tiny_settings(train__max_steps=2, checkpoint__every_steps=1), data, run)
+    first = run / "checkpoints" / "step-00000001"
+    assert export(first, tmp_path / "exported").is_dir()
+    np.testing.assert_array_equal(array(embed(first, TEXTS)), array(embed(run, TEXTS, which="1")))

@@ -56,11 +56,11 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def command_of(recipe: Recipe) -> list[str]:
-    """The words behind `bertrain` in a recipe's header, with two ranks in place of more."""
+    """The words behind `bertrain` in a recipe's header, with one rank in place of more."""
     text = recipe.about.replace("\\\n", " ")
     found = re.search(r"^  bertrain (.*)$", text, re.MULTILINE)
     assert found, recipe.name
-    return shlex.split(re.sub(r"--nproc \d+", "--nproc 2", found[1]))
+    return shlex.split(re.sub(r"--nproc \d+", "--nproc 1", found[1]))
 
 
 def options(settings: dict[str, str]) -> list[str]:
@@ -119,7 +119,7 @@ def test_headers_of_mlperf(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Non
         ranks: list[object] = []
         if words[0] == "launch":
             assert f"--only {0}" in launched(words, [*small, "--nexp", 1]), "a task of the job"
-            words, ranks = words[words.index("--") + 1 :], ["--nproc", 2, "--batch.group_size", 0]
+            words, ranks = words[words.index("--") + 1 :], ["--nproc", 1, "--batch.group_size", 0]
         if system in trained:
             said = command_line(*words, *small, *ranks, "--nexp", 1, "--dry-run").out
             assert said.startswith("1 experiment into OUT")

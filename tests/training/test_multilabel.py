@@ -147,7 +147,7 @@ def test_killed_and_resumed_is_bitwise_undisturbed(mini: Miniature, tmp_path: Pa
 def test_two_ranks_are_as_one(mini: Miniature, tmp_path: Path) -> None:
     calm = {name.replace(".", "__"): value for name, value in miniature_tasks.NO_DROPOUT.items()}
     words = [*words_for(mini, task__class_weights="balanced", **calm), "--max-steps", 6]
-    helpers.bertrain(*words, "--run", tmp_path / "two", "--nproc", 2)
+    command_line(*words, "--run", tmp_path / "two", "--nproc", 2)
     command_line(*words, "--run", tmp_path / "one")
     one, two = metrics_of(tmp_path / "one"), metrics_of(tmp_path / "two")
     assert helpers.losses(tmp_path / "two") == pytest.approx(helpers.losses(tmp_path / "one"), rel=1e-5)

@@ -90,6 +90,9 @@ def test_what_cannot_be_kept_is_refused(first: Path, tmp_path: Path) -> None:
 
     keep = {"train__init_optimizer": "keep"}
     refused("other-optimizer", "adamw", "lamb", init=first, **keep, optimizer__name="lamb")
+    without_pairs = tmp_path / "without pairs"
+    pretrain(helpers.tiny_settings(model__nsp=False, train__max_steps=1), data, without_pairs)
+    refused("other-model", "next_sentence", "reset", init=without_pairs, **keep)
     export(first, tmp_path / "exported")
     refused("no-optimizer-state", "exported", init=tmp_path / "exported", **keep)
     refused("missing-init", "train.init_optimizer keep", **keep)

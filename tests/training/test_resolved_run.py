@@ -9,9 +9,10 @@ from typing import Any
 
 import pytest
 
+from bertrain.config.settings import Settings
 from bertrain.run import checkpoint
 from bertrain.run.folder import Run
-from bertrain.training import resolved_run
+from bertrain.training import engine, resolved_run
 from bertrain.training.announce import dry_run
 from bertrain.training.finetune import finetune
 from bertrain.training.start import preflight, pretrain
@@ -85,3 +86,16 @@ def test_nothing_is_hashed_before_ranks_start(mini: Miniature, tmp_path: Path, m
     assert dry_run(settings, data, init=str(mini.base))
     assert (spy.opened, spy.num_resolved, spy.hashed) == (2, 2, Counter())
     assert not list(tmp_path.iterdir())
+
+
+def test_the_engine_is_chosen_for_the_vocabulary_of_the_data(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """On a GPU it tries kernels of that size."""
+    sizes, choose = set[int](), engine.choose
+
+    def noting(settings: Settings, *rest: Any) -> Any:
+        sizes.add(settings.model.vocab_size)
+        return choose(settings, *rest)
+
+    monkeypatch.setattr(engine, "choose", noting)
+    preflight(helpers.tiny_settings(model__vocab_size=0), helpers.make_data(tmp_path), tmp_path / "run")
+    assert sizes == {helpers.vocab_size()}

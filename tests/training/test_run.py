@@ -6,9 +6,13 @@ import json
 from pathlib import Path
 
 import pytest
+import torch
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
+from bertrain.base import isa
 from bertrain.base.console import PHASES
+from bertrain.model.sums import packed_sums
+from bertrain.run.metrics import averages
 from bertrain.training.evaluate import evaluate
 from bertrain.training.start import pretrain, resume
 from tests import helpers
@@ -140,3 +144,26 @@ def test_the_bar_shows_what_the_lines_say(tmp_path: Path, capsys: pytest.Capture
     shown = capsys.readouterr().out
     assert "20/20" in shown
     assert "evaluation at step 20" in shown
+
+
+@pytest.mark.parametrize("of_there", [{"precision": "tf32"}, {"precision": "fp8", "kernels": "fused"}, {"isa": "amx"}])
+def test_a_run_of_another_machine_predicts_here(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, of_there: dict[str, str]
+) -> None:
+    """Trained on a GPU in FP8, say, and used on a CPU."""
+    data, run = helpers.make_data(tmp_path), tmp_path / "run"
+    pretrain(helpers.tiny_settings(train__max_steps=2), data, run)
+    expected = evaluate(run, data)
+    capsys.readouterr()
+    config = json.loads((run / "config.json").read_text())
+    config["settings"]["train"] |= of_there
+    (run / "config.json").write_text(json.dumps(config))
+    monkeypatch.setattr(isa, "cpu_flags", lambda: frozenset({"avx2"}))
+    assert evaluate(run, data)["mlm_loss"] == pytest.approx(expected["mlm_loss"], rel=1e-5)
+    assert "; predicting in fp32" in helpers.unwrapped(capsys.readouterr().err)
+
+
+def test_an_evaluation_without_a_word_to_predict_has_no_loss() -> None:
+    settings = helpers.tiny_settings()
+    found = averages(packed_sums(device=torch.device("cpu")), 0, 4, settings.model)
+    assert found["mlm_loss"] == found["mlm_accuracy"] == 0

@@ -194,7 +194,7 @@ def test_two_ranks_are_as_one(mini: Miniature, tmp_path: Path) -> None:
     changes = {name.replace(".", "__"): value for name, value in miniature_tasks.NO_DROPOUT.items()}
     words = ["finetune", "tag", "--init", mini.base, "--data", mini.names, "--max-steps", 6,
              *miniature_tasks.arguments(batch__token_budget=128, **changes)]  # fmt: skip
-    helpers.bertrain(*words, "--run", tmp_path / "two", "--nproc", 2)
+    command_line(*words, "--run", tmp_path / "two", "--nproc", 2)
     command_line(*words, "--run", tmp_path / "one")
     assert helpers.losses(tmp_path / "two") == pytest.approx(helpers.losses(tmp_path / "one"), rel=1e-5)
     assert metrics_of(tmp_path / "two")["f1"] == metrics_of(tmp_path / "one")["f1"]

@@ -23,6 +23,7 @@ from bertrain.training.start import pretrain
 from bertrain.weights.source import open_source
 from bertrain.weights.tensors import load_tensors
 from tests import helpers
+from tests.miniature_tasks import command_line
 
 DEMO = Path(__file__).parents[2] / "demo" / "train-1.txt"
 SMALL = (
@@ -168,6 +169,7 @@ def test_it_fine_tunes_and_begins_with_weights(made: Trained, tmp_path: Path) ->
         ({"language": "xx"}, "unknown-language"),
         ({"overrides": (("train.epochs", "0"),)}, "no-length"),
         ({"overrides": (("evaluate.data", "elsewhere"),)}, "conflicting-options"),
+        ({"overrides": (("model.rtd", "50"), ("data.generator", "elsewhere"))}, "conflicting-options"),
         ({"init": "nowhere"}, "missing-weights"),
         ({"overrides": (("optimizer.learning_rat", "1"),)}, "unknown-setting"),
         ({"overrides": (("optimizer.learning_rate", "abc"),)}, "invalid-value"),
@@ -199,10 +201,10 @@ def test_one_bad_byte_stops_it_or_is_counted(tmp_path: Path) -> None:
     with open(articles / "00.txt", "ab") as file:
         file.write("Čeština .\n".encode("cp1250") + b"\x81\n")
     command = ["train", articles, "--out", tmp_path / "out", "--dry-run"]
-    stopped = helpers.bertrain(*command, check=False)
-    assert stopped.returncode == 2
-    assert "--on-error skip [not-utf8]" in stopped.stderr
-    helpers.bertrain(*command, "--on-error", "skip")
+    stopped = command_line(*command, check=False)
+    assert stopped.code == 2
+    assert "--on-error skip [not-utf8]" in stopped.err
+    command_line(*command, "--on-error", "skip")
     assert not (tmp_path / "out").exists()
 
 

@@ -1,7 +1,7 @@
 """The load balance of a step, computed from its bins alone.
 
 Every rank knows all bins, so ranks need not communicate. The work of a bin is the tokens of its shape and the squared
-lengths of its sequences, junk included. All ranks wait for the busiest, so the idle share is 1 - mean / max of their
+lengths of its sequences, padding included. All ranks wait for the busiest, so the idle share is 1 - mean / max of their
 work.
 """
 
@@ -27,8 +27,8 @@ Sizes = tuple[Ints, Ints]  # lengths and numbers of predictions of a step's exam
 @dataclass(frozen=True)
 class Balance:
     num_bins: int
-    tokens: list[int]  # tokens that each rank computes, junk included
-    attention: list[int]  # sum of the squared lengths of each rank's sequences, junk included
+    tokens: list[int]  # tokens that each rank computes, padding included
+    attention: list[int]  # sum of the squared lengths of each rank's sequences, padding included
     work: list[int]  # multiply-adds of each rank's forward passes
 
     @property

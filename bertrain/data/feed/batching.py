@@ -4,7 +4,7 @@ A **step** is the next part of the endless order of examples, measured in sequen
 ranks. A **bin** is what one device computes at once (a micro-batch): whole examples within fixed capacities. Every
 rank computes the same bins without communication, and takes those whose number is its own modulo the ranks. A
 **layout** places a bin's examples in a flat run of tokens in which every token belongs to a sequence: the rest is
-filled with junk sequences.
+filled with padding sequences.
 
 Everything here is a pure function of small arrays of integers.
 """
@@ -277,7 +277,7 @@ def _deal_to_fewest(
 
 @dataclass(frozen=True)
 class Layout:
-    """Places of a bin's examples: `starts` of each example, `boundaries` of every sequence, junk included."""
+    """Places of a bin's examples: `starts` of each example, `boundaries` of every sequence, padding included."""
 
     starts: Ints
     boundaries: Ints
@@ -285,23 +285,23 @@ class Layout:
 
 
 def lay_out_budget(lengths: Ints, num_tokens: int, max_seq_length: int) -> Layout:
-    """Examples one after another; the tail is junk."""
+    """Examples one after another; the tail is padding."""
     ends = np.cumsum(lengths)
-    boundaries = np.concatenate([[0], ends, _junk_ends(int(ends[-1]), num_tokens, max_seq_length)])
+    boundaries = np.concatenate([[0], ends, _padding_ends(int(ends[-1]), num_tokens, max_seq_length)])
     return Layout(ends - lengths, boundaries, np.arange(len(lengths)))
 
 
 def lay_out_padded(lengths: Ints, num_tokens: int, max_seq_length: int) -> Layout:
-    """Each example at a multiple of max_seq_length, followed by a junk sequence up to the next."""
+    """Each example at a multiple of max_seq_length, followed by a padding sequence up to the next."""
     starts = np.arange(len(lengths)) * max_seq_length
     used = len(lengths) * max_seq_length
     both = np.stack([starts + lengths, starts + max_seq_length], axis=1).ravel()
-    boundaries = np.unique(np.concatenate([[0], both, _junk_ends(used, num_tokens, max_seq_length)]))
+    boundaries = np.unique(np.concatenate([[0], both, _padding_ends(used, num_tokens, max_seq_length)]))
     return Layout(starts, boundaries, np.searchsorted(boundaries, starts))
 
 
-def _junk_ends(used: int, num_tokens: int, max_seq_length: int) -> Ints:
-    """Ends of the junk sequences that fill `used` .. `num_tokens`, each of at most max_seq_length."""
+def _padding_ends(used: int, num_tokens: int, max_seq_length: int) -> Ints:
+    """Ends of the padding sequences that fill `used` .. `num_tokens`, each of at most max_seq_length."""
     if used == num_tokens:
         return np.zeros(0, dtype=np.int64)
     return np.append(np.arange(used + max_seq_length, num_tokens, max_seq_length), num_tokens)
@@ -328,7 +328,7 @@ class Policy:
     def measure(
         self, bins: Sequence[Ints], lengths: Ints, predictions: Ints, capacity: Capacity, max_seq_length: int
     ) -> list[tuple[int, int, int, int]]:
-        """Of each bin, junk included: its tokens, the pairs of them that attend to each other, predictions, sequences.
+        """Of each bin, padding included: tokens, pairs of them that attend to each other, predictions, sequences.
 
         A bin holds indices into the lengths and predictions of a step.
         """
@@ -342,9 +342,9 @@ class Policy:
         return found
 
     def num_slots(self, shape: Capacity, max_seq_length: int) -> int:
-        """Maximum sequences, junk included, in a bin of this shape: the fixed length of cu_seqlens, minus one."""
-        junk = -(-shape.tokens // max_seq_length) + 1
-        return shape.sequences * (2 if self.pads_each else 1) + junk
+        """Maximum sequences, padding included, in a bin of this shape: the fixed length of cu_seqlens, minus one."""
+        padding = -(-shape.tokens // max_seq_length) + 1
+        return shape.sequences * (2 if self.pads_each else 1) + padding
 
 
 POLICIES: tuple[PolicyName, ...] = get_args(PolicyName)

@@ -64,7 +64,7 @@ class Conversion:
 
 
 @dataclass(frozen=True)
-class Plan:
+class ConversionPlan:
     source: DataSource
     to: Target
     shape: Shape
@@ -196,7 +196,7 @@ def _unchanged(positions: Ints) -> Ints:
 
 def _plan(
     source: DataSource, to: Target, shards: int, seed: int = 0, max_seq_length: int = 0, max_predictions: int = 0
-) -> Plan:
+) -> ConversionPlan:
     width, words = max_seq_length or source.max_seq_length, source.vocabulary
     longest = int(source.lengths.max())
     if width < longest:
@@ -222,7 +222,7 @@ def _plan(
         rules = MaskingRules.of(words, max_predictions=predictions, probability=probability)
     is_small = max(len(words.words), width) <= 1 << 15
     shape = Shape(width, predictions, np.int16 if is_small else np.int32)
-    return Plan(source, to, shape, rules, seed, shards)
+    return ConversionPlan(source, to, shape, rules, seed, shards)
 
 
 def shard_sizes(count: int, shards: int) -> list[int]:
@@ -234,7 +234,7 @@ def shard_sizes(count: int, shards: int) -> list[int]:
 
 
 def _write_folder(
-    plan: Plan, order: Order, count: int, out: Path, files: Sequence[tuple[str, int]] | None = None
+    plan: ConversionPlan, order: Order, count: int, out: Path, files: Sequence[tuple[str, int]] | None = None
 ) -> Conversion:
     """Write the rows order(0), ... order(count - 1) to a new folder, into `files` of given names and sizes."""
     refuse_occupied(out)
@@ -262,13 +262,13 @@ def _write_folder(
     )
 
 
-def _name_files(plan: Plan, count: int) -> list[tuple[str, int]]:
+def _name_files(plan: ConversionPlan, count: int) -> list[tuple[str, int]]:
     sizes = shard_sizes(count, plan.shards)
     name = "part-{:05d}-of-{:05d}.tfrecord" if plan.to == "tfrecord" else "part_{:05d}_of_{:05d}.hdf5"
     return [(name.format(number, len(sizes)), size) for number, size in enumerate(sizes)]
 
 
-def _write_rows(plan: Plan, order: Order, folder: Path, files: Sequence[tuple[str, int]]) -> int:
+def _write_rows(plan: ConversionPlan, order: Order, folder: Path, files: Sequence[tuple[str, int]]) -> int:
     """Write files of one example per record; returns their number."""
     layout, encode = ("varlength", to_varlength) if plan.to == "hdf5-varlength" else ("fixed", to_fixed)
     first = 0
@@ -286,7 +286,7 @@ def _write_rows(plan: Plan, order: Order, folder: Path, files: Sequence[tuple[st
     return len(files)
 
 
-def _write_per_length(plan: Plan, order: Order, count: int, folder: Path) -> int:
+def _write_per_length(plan: ConversionPlan, order: Order, count: int, folder: Path) -> int:
     """Write a file for every length, also for those that no example has; returns their number."""
     if plan.shards:
         raise UserError("option-without-effect", "hdf5-per-length has one file for each length; leave --shards out")
@@ -297,7 +297,7 @@ def _write_per_length(plan: Plan, order: Order, count: int, folder: Path) -> int
     return _write_rows(plan, lambda chunk: order(positions[chunk]), folder, files)
 
 
-def _write_packed(plan: Plan, order: Order, count: int, folder: Path) -> tuple[int, int]:
+def _write_packed(plan: ConversionPlan, order: Order, count: int, folder: Path) -> tuple[int, int]:
     """Write files of packs; returns the number of packs and of files."""
     packing = plan_packing(
         _lengths(plan, order, count),
@@ -319,13 +319,13 @@ def _write_packed(plan: Plan, order: Order, count: int, folder: Path) -> tuple[i
     return len(packing), len(sizes)
 
 
-def _packs(plan: Plan, order: Order, packing: Packing, first: int, last: int) -> Iterator[Fields]:
+def _packs(plan: ConversionPlan, order: Order, packing: Packing, first: int, last: int) -> Iterator[Fields]:
     for begin in range(first, last, ROWS_AT_ONCE):
         members, offsets = packing.rows(begin, min(begin + ROWS_AT_ONCE, last))
         yield to_packed(_read(plan, order(members)), np.diff(offsets), plan.shape)
 
 
-def _lengths(plan: Plan, order: Order, count: int) -> npt.NDArray[np.int32]:
+def _lengths(plan: ConversionPlan, order: Order, count: int) -> npt.NDArray[np.int32]:
     lengths = np.empty(count, dtype=np.int32)
     for first in range(0, count, ROWS_PER_SHARD):
         chunk = np.arange(first, min(first + ROWS_PER_SHARD, count))
@@ -333,7 +333,7 @@ def _lengths(plan: Plan, order: Order, count: int) -> npt.NDArray[np.int32]:
     return lengths
 
 
-def _write_arrow(plan: Plan, order: Order, sizes: list[int], out: Path) -> int:
+def _write_arrow(plan: ConversionPlan, order: Order, sizes: list[int], out: Path) -> int:
     source = plan.source
     made: dict[str, Any] = dict(source.manifest["preparation"]) if isinstance(source, Shards) else {}
     made |= {"converted_from": source.layout, "max_seq_length": plan.shape.max_seq_length}
@@ -348,12 +348,12 @@ def _write_arrow(plan: Plan, order: Order, sizes: list[int], out: Path) -> int:
     return len(sizes)
 
 
-def _blocks(plan: Plan, order: Order, first: int, last: int) -> Iterator[Block]:
+def _blocks(plan: ConversionPlan, order: Order, first: int, last: int) -> Iterator[Block]:
     for begin in range(first, last, ROWS_AT_ONCE):
         yield _read(plan, order(np.arange(begin, min(begin + ROWS_AT_ONCE, last))))
 
 
-def _read(plan: Plan, rows: Ints) -> Block:
+def _read(plan: ConversionPlan, rows: Ints) -> Block:
     block = plan.source.read(rows)
     if plan.masking is None:
         return block

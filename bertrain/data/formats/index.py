@@ -16,7 +16,6 @@ from __future__ import annotations
 import fcntl
 import hashlib
 import json
-import os
 import shlex
 import shutil
 from collections.abc import Callable, Iterator
@@ -28,7 +27,7 @@ import numpy as np
 import numpy.typing as npt
 
 from bertrain.base.errors import UserError
-from bertrain.base.files import file_digest, is_writable, new_folder, reading, write_atomically
+from bertrain.base.files import cache_folder, file_digest, is_writable, new_folder, reading, write_atomically
 from bertrain.base.formatting import counted
 from bertrain.base.schema import Count, JsonError, Name, load_json
 from bertrain.data.formats import hdf5, tfrecord
@@ -255,10 +254,11 @@ def _kind_of(path: Path) -> str:
 
 def _index_places(folder: Path) -> list[Path]:
     """Beside the data, then in the user's cache folder."""
-    beside = folder / INDEX if folder.is_dir() else folder.with_name(f".{folder.name}{INDEX}")
-    cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "bertrain"
+    places = [folder / INDEX if folder.is_dir() else folder.with_name(f".{folder.name}{INDEX}")]
     name = hashlib.sha256(str(folder.resolve()).encode()).hexdigest()[:16]
-    return [beside, cache / f"{name}{INDEX}"]
+    with suppress(OSError):
+        places.append(cache_folder() / f"{name}{INDEX}")
+    return places
 
 
 def _can_hold(place: Path) -> bool:

@@ -12,7 +12,7 @@ from bertrain.base.console import remark
 from bertrain.base.errors import UserError
 from bertrain.data.formats.block import Block, Values
 from bertrain.data.formats.masking import Ints
-from bertrain.data.text.vocabulary import Vocabulary
+from bertrain.data.text.vocabulary import TOKENIZER, Vocabulary
 
 
 class DataSource:
@@ -80,7 +80,7 @@ def open_data(
     index = open_index(folder, verify=verify, note=note)
     if not isinstance(vocab, Vocabulary):
         beside = (folder if folder.is_dir() else folder.parent) / VOCABULARY
-        path = vocab or (beside if beside.is_file() else None)
+        path = vocab or (beside if beside.is_file() or beside.with_name(TOKENIZER).is_file() else None)
         if path is None:
             option = "--vocab FILE (pretrain: --data.vocab)"
             note(f"{folder} contains no {VOCABULARY}: using BERT's uncased vocabulary; {option} selects another")

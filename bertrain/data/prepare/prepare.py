@@ -23,7 +23,7 @@ from bertrain.config.choices import MASK_PROBABILITY, Engine, OnError
 from bertrain.data.formats.shards import SCHEMA_VERSION, VOCABULARY
 from bertrain.data.formats.write import Histogram, finish_folder, shard_name
 from bertrain.data.prepare.engines import make_units
-from bertrain.data.prepare.units import Plan, Summary, unit_folder
+from bertrain.data.prepare.units import Preparation, Summary, unit_folder
 from bertrain.data.text.documents import Span, check_readable, find_inputs, plan_units
 from bertrain.data.text.survey import survey
 from bertrain.data.text.vocabulary import Vocabulary
@@ -116,7 +116,7 @@ def prepare(
         units = [[span] for span in whole] if per_file else [whole]
     else:
         units = plan_units(files, max(1, int(unit_mb * (1 << 20))))
-    plan = Plan(
+    plan = Preparation(
         mode=mode,
         max_seq_length=max_seq_length,
         max_predictions=max_predictions,
@@ -175,6 +175,8 @@ def _usable(files: list[Path], on_error: OnError, reference: bool) -> tuple[list
             if on_error != "skip":
                 raise
             unreadable.append(path)
+    if not usable:
+        raise UserError("empty-input", f"none of the {counted(len(files), 'input file')} can be read as text")
     return usable, unreadable
 
 
@@ -190,7 +192,7 @@ def _check_text(counts: Counter[str], vocab: str | Path | None) -> None:
         )
 
 
-def _describe(plan: Plan, files: list[Path], unreadable: list[Path], counts: Counter[str]) -> dict[str, Any]:
+def _describe(plan: Preparation, files: list[Path], unreadable: list[Path], counts: Counter[str]) -> dict[str, Any]:
     description: dict[str, Any] = {
         "inputs": [file.name for file in files],
         "mode": plan.mode,
@@ -208,7 +210,7 @@ def _describe(plan: Plan, files: list[Path], unreadable: list[Path], counts: Cou
     return description
 
 
-def _work_folder(out: Path, plan: Plan, vocabulary: Vocabulary) -> Path:
+def _work_folder(out: Path, plan: Preparation, vocabulary: Vocabulary) -> Path:
     """The work folder of this result; its name is a hash of everything that the result depends on."""
     sources = {span.path: Path(span.path).stat() for unit in plan.units for span in unit}
     everything = [
@@ -241,7 +243,7 @@ def _work_in(work: Path, out: Path) -> Iterator[None]:
             raise UserError(error.code, f"{error} (finished units are kept in {work})") from None
 
 
-def _keep_only_usable_units(work: Path, plan: Plan) -> None:
+def _keep_only_usable_units(work: Path, plan: Preparation) -> None:
     """Remove damaged units, and with `on_error` stop those where an earlier call skipped lines."""
     for folder in work.glob(".unit-*"):  # left by workers that were killed
         shutil.rmtree(folder, ignore_errors=True)
@@ -254,7 +256,7 @@ def _keep_only_usable_units(work: Path, plan: Plan) -> None:
             shutil.rmtree(folder)
 
 
-def _take_apart(work: Path, plan: Plan) -> None:
+def _take_apart(work: Path, plan: Preparation) -> None:
     """Move the shards of an interrupted assembly back into their units."""
     whole = work / WHOLE
     if not whole.is_dir():

@@ -23,7 +23,7 @@ from bertrain.data.prepare.examples import Pair, TokenText, block_of_pairs, pair
 from bertrain.data.text.vocabulary import Vocabulary
 
 if TYPE_CHECKING:
-    from bertrain.data.prepare.units import Plan
+    from bertrain.data.prepare.units import Preparation
 
 OTHER_DOCUMENT_TRIALS = 10
 KEPT = -1  # instead of a replacement: keep the token
@@ -31,7 +31,7 @@ KEPT = -1  # instead of a replacement: keep the token
 Masked = tuple[Pair, list[int], list[int]]  # a pair, the positions to predict, and the replacement of each token
 
 
-def reference_rows(text: TokenText, vocabulary: Vocabulary, folder: Path, plan: Plan) -> Iterator[Block]:
+def reference_rows(text: TokenText, vocabulary: Vocabulary, folder: Path, plan: Preparation) -> Iterator[Block]:
     """All rows in the reference's order, a shard at a time; `folder` stores them until they are shuffled."""
     draw = random.Random(plan.seed)
     masked = _masked_pairs(text, vocabulary, draw, plan)
@@ -61,7 +61,7 @@ def _stretches(top: int) -> list[tuple[int, range]]:
     return [(width, range(min(top, (1 << width) - 2), (1 << width - 1) - 2, -1)) for width in widths]
 
 
-def _masked_pairs(text: TokenText, vocabulary: Vocabulary, draw: random.Random, plan: Plan) -> Iterator[Masked]:
+def _masked_pairs(text: TokenText, vocabulary: Vocabulary, draw: random.Random, plan: Preparation) -> Iterator[Masked]:
     """All pairs with their masks, drawn as in the reference: shuffle all positions, take the first."""
     uniform, mask_id, vocab_size = draw.random, vocabulary.id_of("[MASK]"), len(vocabulary.words)
     order = list(range(text.num_documents))

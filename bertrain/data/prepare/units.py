@@ -47,7 +47,7 @@ SENTENCES_AT_ONCE, TOKENS_AT_ONCE = 1 << 14, 1 << 22
 
 
 @dataclass(frozen=True)
-class Plan:
+class Preparation:
     mode: str  # `pairs`, `full-sentences` or `reference`
     max_seq_length: int
     max_predictions: int
@@ -64,8 +64,8 @@ class Plan:
         write_atomically(work / PLAN, json.dumps(asdict(self)))
 
     @staticmethod
-    def read(work: Path) -> Plan:
-        plan: Plan = load_json(work / PLAN, Plan)
+    def read(work: Path) -> Preparation:
+        plan: Preparation = load_json(work / PLAN, Preparation)
         return plan
 
 
@@ -112,7 +112,7 @@ def make_unit(work_folder: str, number: int) -> int:
     done = unit_folder(work, number)
     if done.is_dir():
         return number
-    plan = Plan.read(work)
+    plan = Preparation.read(work)
     vocabulary, tokenizer = _words(work_folder, plan.lower_case)
     partial = None
     try:
@@ -136,7 +136,7 @@ def _words(work_folder: str, lower_case: bool) -> tuple[Vocabulary, AnyTokenizer
     return vocabulary, tokenizer_of(vocabulary)
 
 
-def _write_unit(folder: Path, plan: Plan, number: int, vocabulary: Vocabulary, tokenizer: AnyTokenizer) -> None:
+def _write_unit(folder: Path, plan: Preparation, number: int, vocabulary: Vocabulary, tokenizer: AnyTokenizer) -> None:
     counts: Counter[str] = Counter()
     spool = folder / "spool"
     spool.mkdir()
@@ -150,7 +150,7 @@ def _write_unit(folder: Path, plan: Plan, number: int, vocabulary: Vocabulary, t
 
 
 def _unit_rows(
-    plan: Plan, number: int, vocabulary: Vocabulary, tokenizer: AnyTokenizer, counts: Counter[str], spool: Path
+    plan: Preparation, number: int, vocabulary: Vocabulary, tokenizer: AnyTokenizer, counts: Counter[str], spool: Path
 ) -> Iterator[Block]:
     as_reference = plan.mode == "reference"
     with open(spool / "text", "w+b") as file:
@@ -168,7 +168,7 @@ def _unit_rows(
 
 
 def _sources(
-    text: TokenText, plan: Plan, number: int, tokenizer: AnyTokenizer, separator: int
+    text: TokenText, plan: Preparation, number: int, tokenizer: AnyTokenizer, separator: int
 ) -> Iterator[tuple[Values, Iterator[Pair]]]:
     """Tokens, and the ranges of them that make rows; each copy of the text has new draws."""
     if plan.mode == "full-sentences":
@@ -193,7 +193,7 @@ def _sources(
     yield text.tokens, chain.from_iterable(pairs)
 
 
-def _with_partners(text: TokenText, plan: Plan, number: int, tokenizer: AnyTokenizer) -> TokenText:
+def _with_partners(text: TokenText, plan: Preparation, number: int, tokenizer: AnyTokenizer) -> TokenText:
     """A unit's only document, followed by those of the next unit that has any, to draw a random B from."""
     for step in range(1, len(plan.units)):
         with tempfile.TemporaryFile() as file:
@@ -253,7 +253,7 @@ def tokenize(
     return TokenText(tokens, sentences, documents)
 
 
-def _count_text(text: TokenText, plan: Plan, unknown: int, counts: Counter[str]) -> None:
+def _count_text(text: TokenText, plan: Preparation, unknown: int, counts: Counter[str]) -> None:
     counts["documents"] += text.num_documents
     counts["sentences"] += len(text.sentences) - 1
     is_long = np.diff(np.frombuffer(text.sentences, np.int64)) > plan.max_seq_length - SINGLE_SPECIAL_TOKENS

@@ -329,8 +329,11 @@ def _rows(stream: Stream, text_column: str) -> Iterator[Record | Problem]:
                 rows = first_rows(stream, "parquet")
                 yield Problem(stream.name, no_column("column", text_column, schema.names, rows))
                 return
+            if schema.names.count(text_column) > 1:
+                yield Problem(stream.name, f"has the column {text_column!r} twice; rename one of them")
+                return
             kind = schema.field(text_column).type
-            if not (pa.types.is_string(kind) or pa.types.is_large_string(kind)):
+            if not _is_text(kind):
                 yield Problem(stream.name, f"has {kind} in its column {text_column!r}, not text; give --text-column")
                 return
             for batch in read([text_column], 256):
@@ -365,9 +368,17 @@ def open_columns(path: Path) -> Iterator[tuple[Any, Callable[[list[str], int], I
             yield stream.schema, lambda columns, rows: iter(stream)
 
 
+def _is_text(kind: Any) -> bool:
+    import pyarrow as pa
+
+    return bool(pa.types.is_string(kind) or pa.types.is_large_string(kind))
+
+
 def no_column(kind: str, wanted: str, names: Iterable[str], rows: Sequence[Mapping[str, Any]]) -> str:
     """Says that there is no such column, and which column of these rows has the text, if that is obvious."""
     hint = f" {longest}" if (longest := longest_column(rows)) else ""
+    if list(names).count(wanted) > 1:
+        return f"has the {kind} {wanted!r} twice; rename one of them"
     return f"has no {kind} {wanted!r} but {listed(list(names)) or f'no {kind} at all'}; give --text-column{hint}"
 
 
@@ -407,8 +418,12 @@ def first_rows(stream: Stream, form: str, count: int = 20) -> list[dict[str, Any
         return found
     if form in ("parquet", "arrow") and stream.path is not None:
         with open_columns(stream.path) as (schema, read):
-            sample = next(read(schema.names, count), None)
-            return [] if sample is None else sample.slice(0, count).to_pylist()
+            # Only what may be text: a date, say, may be out of Python's range.
+            names = [
+                name for name in schema.names if schema.names.count(name) == 1 and _is_text(schema.field(name).type)
+            ]
+            sample = next(read(names, count), None) if names else None
+            return [] if sample is None else sample.slice(0, count).select(names).to_pylist()
     if form == "jsonl":
         return [row for _, line in islice(numbered_lines(stream), count) if (row := _json_object(line)) is not None]
     return []

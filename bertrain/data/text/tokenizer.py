@@ -9,6 +9,7 @@ import re
 import unicodedata
 from array import array
 from collections.abc import Callable
+from dataclasses import replace
 from functools import cache, lru_cache
 from typing import Any
 
@@ -114,7 +115,8 @@ class FileTokenizer:
     def __init__(self, vocabulary: Vocabulary) -> None:
         self._pipeline, self.dtype, self._vocabulary = build_pipeline(vocabulary), vocabulary.dtype, vocabulary
         text_of_token = self._pipeline.encode("a", "b").sequence_ids  # None for special words
-        self.separators = max(1, text_of_token[: text_of_token.index(1)][::-1].index(0))
+        knows_both = {0, 1} <= set(text_of_token)  # one of Japanese alone may know neither letter
+        self.separators = max(1, text_of_token[: text_of_token.index(1)][::-1].index(0)) if knows_both else 1
 
     def encode(self, sentences: list[str]) -> list[list[int]]:
         """The token ids of each sentence, without [CLS] and [SEP]."""
@@ -203,6 +205,23 @@ def build_pipeline(vocabulary: Vocabulary, *, for_models: bool = False) -> Any:
     )
     pipeline.decoder = decoders.WordPiece(CONTINUATION)
     return pipeline
+
+
+def with_special_words(vocabulary: Vocabulary) -> Vocabulary:
+    """The vocabulary of a tokenizer.json for export with weights: it adds [CLS] and [SEP], as training does."""
+    from tokenizers import processors
+
+    pipeline = build_pipeline(vocabulary, for_models=True)
+    start, end = vocabulary.special[2:4]
+    ids = pipeline.encode("a").ids
+    if ids[:1] == [vocabulary.id_of(start)] and ids[-1:] == [vocabulary.id_of(end)]:
+        return vocabulary
+    pipeline.post_processor = processors.TemplateProcessing(
+        single=f"{start} $A {end}",
+        pair=f"{start} $A {end} $B:1 {end}:1",
+        special_tokens=[(word, vocabulary.id_of(word)) for word in (start, end)],
+    )
+    return replace(vocabulary, tokenizer=pipeline.to_str())
 
 
 @cache

@@ -122,7 +122,8 @@ class Vocabulary:
         text = _join_bpe(path) if path.name == BPE_WORDS else read_text(path)
         content = json.loads(text) if path.name == BPE_WORDS else read_json(path, {})
         words = _tokenizer_words(content, path)
-        if content["model"].get("type") == "WordPiece" and (rules := _bert_rules(content, named)) is not None:
+        is_word_piece = content["model"].get("type") == "WordPiece" and set(SPECIAL_WORDS) <= set(words)
+        if is_word_piece and (rules := _bert_rules(content, named)) is not None:
             lowers = rules.get("lowercase", lower_case)
             return Vocabulary.of(words, path, lower_case=lowers if lowers is None else bool(lowers))
         _check_tokenizer(text, path)
@@ -151,7 +152,7 @@ def _tokenizer_file(path: Path) -> Path | None:
     if path.suffix == ".json":
         return path
     beside = path.with_name(TOKENIZER)
-    return beside if not path.is_file() and path.name != TOKENIZER and beside.is_file() else None
+    return beside if path.name == "vocab.txt" and not path.is_file() and beside.is_file() else None
 
 
 def _tokenizer_words(content: Any, path: Path) -> list[str]:
@@ -199,10 +200,15 @@ def _bert_rules(content: dict[str, Any], named: dict[str, Any]) -> dict[str, Any
         strips, lowers = normalizer.get("strip_accents"), normalizer.get("lowercase")
         is_usual = normalizer.get("handle_chinese_chars") is not False and strips in (None, lowers)
         return {"lowercase": lowers} if is_usual else None
+    lowers = named.get("do_lower_case")
+    if normalizer is None:
+        return {} if lowers is None else {"lowercase": lowers}
     # Ours writes BERT's rules out for the library, and says in its config what they are.
-    if named.get("do_lower_case") is not None:
-        return {"lowercase": named["do_lower_case"]}
-    return {} if normalizer is None else None
+    from bertrain.data.text.tokenizer import build_pipeline
+
+    ours = json.loads(build_pipeline(Vocabulary(SPECIAL_WORDS, bool(lowers)), for_models=True).to_str())
+    is_ours = all(content.get(stage) == ours[stage] for stage in ("normalizer", "pre_tokenizer"))
+    return {"lowercase": lowers} if is_ours and lowers is not None else None
 
 
 def _special_words(words: Sequence[str], named: dict[str, Any], path: Path) -> tuple[str, ...]:

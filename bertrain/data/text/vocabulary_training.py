@@ -45,11 +45,18 @@ def train_vocabulary(
     files, out = find_inputs(inputs), Path(out)
     if not out.parent.is_dir():
         raise UserError("missing-folder", f"--out {out}: the folder {out.parent} does not exist; create it")
+    if out.suffix == ".json":
+        raise UserError(
+            "unknown-format", f"--out {out}: a vocabulary is a text of one word per line; name it vocab.txt"
+        )
     if out.exists() and any(out.samefile(file) for file in files):
         raise UserError("overwrites-input", f"--out {out} is one of the inputs; choose another --out")
     with progress("vocabulary", 2 * sum(file.stat().st_size for file in files) // stride) as report:
         read = _Text(files, stride, lower_case, report)
         numbers = _interruptible(lambda: _train_twice(read, size, lower_case), read.stop)
+    if len(numbers) > size and not fewer:
+        letters = f"the letters of the text and the special words alone are {len(numbers):,}"
+        raise UserError("option-out-of-range", f"--size is {size}, but {letters}; use a larger --size")
     if len(numbers) < size and not fewer:
         raise UserError("too-little-text", f"the text yields only {len(numbers)} word pieces; use a smaller --size")
     vocabulary = Vocabulary(tuple(sorted(numbers, key=numbers.__getitem__)), lower_case)

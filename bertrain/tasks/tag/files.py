@@ -36,7 +36,7 @@ SPLIT_SIGNS = re.compile(rf"\w[\w{MARK}]*|[^\w\s]{MARK}*").finditer
 SPLIT_SPACES = re.compile(rf"\w(?:\S*[\w{MARK}])?\.?|[^\w\s]{MARK}*").finditer
 IS_INITIALS = re.compile(r"(?:[^\W\d_]\.){2,}").fullmatch
 BIO = Scheme("BIO")
-TextSplit = Literal["signs", "spaces"]
+TextSplit = Literal["punctuation", "spaces"]
 
 
 @dataclass(frozen=True)
@@ -61,9 +61,9 @@ class Sentence:
 
     @staticmethod
     def of_text(
-        text: str, spans: Sequence[Span] | None = None, place: str = "", split: TextSplit = "signs"
+        text: str, spans: Sequence[Span] | None = None, place: str = "", split: TextSplit = "punctuation"
     ) -> Sentence:
-        """A text split into words and signs, and where a span begins or ends within a word."""
+        """A text split into words and punctuation marks, and where a span begins or ends within a word."""
         cuts = sorted({cut for span in spans or () for cut in (span.start, span.end)})
         words, starts = [], []
         for first, stop in _split(text, split):
@@ -82,12 +82,12 @@ class Sentence:
 
 
 def _split(text: str, split: TextSplit) -> Iterator[tuple[int, int]]:
-    """The ranges of words and signs, each with the marks that follow it: accents, and the vowels of Hindi or Thai.
+    """The ranges of words and punctuation marks, each with its accents and vowel signs (Hindi, Thai).
 
     At spaces, the words are about those of CoNLL's files: Ada-Lou, O'Brien, U.S., and Ada 's.
     """
     plain = text if text.isascii() else "".join(MARK if _is_mark(sign) else sign for sign in text)
-    if split == "signs":
+    if split == "punctuation":
         yield from (found.span() for found in SPLIT_SIGNS(plain))
         return
     for found in SPLIT_SPACES(plain):
@@ -122,7 +122,7 @@ def _tags_of(spans: Sequence[Span], words: Sequence[str], starts: Sequence[int])
 
 
 def read_sentences(
-    files: Sequence[Path], settings: TaskSettings, bad_rows: BadRows, split: TextSplit = "signs"
+    files: Sequence[Path], settings: TaskSettings, bad_rows: BadRows, split: TextSplit = "punctuation"
 ) -> list[Sentence]:
     """The sentences of some files, either all with tags or all without; texts are split as `split` says."""
     found: list[Sentence] = []

@@ -119,7 +119,7 @@ class TagTask:
             is_whole = saved is not None and not settings.task.hold_out
             self.files = find_files(data, self.notes, is_whole=is_whole, stems=TAG_STEMS, formats=TAG_FORMATS)
         asked = settings.task.text_split
-        self.text_split: TextSplit = "signs" if asked == "auto" else asked
+        self.text_split: TextSplit = "punctuation" if asked == "auto" else asked
         if saved is None:
             self.labels, self.scheme = self._find_labels()
             if asked == "auto" and all(sentence.is_of_words for sentence in self._read("train")[0]):

@@ -1,4 +1,4 @@
-"""Commands of the command line, each in a process of its own."""
+"""Commands of the command line; those that the start of a process may change, in a process of their own."""
 
 from __future__ import annotations
 
@@ -18,29 +18,30 @@ from bertrain.data.feed.stats import data_stats
 from bertrain.data.formats.shards import Shards
 from bertrain.data.text.vocabulary import Vocabulary
 from tests import helpers
+from tests.miniature_tasks import command_line
 
 
 def test_recipes_and_settings() -> None:
-    listed = json.loads(helpers.bertrain("recipes", "--json").stdout)
+    listed = json.loads(command_line("recipes", "--json").out)
     assert sorted(listed) == recipe_names()
-    few, everything = (helpers.bertrain("recipes", *words).stdout for words in ([], ["--all"]))
+    few, everything = (command_line("recipes", *words).out for words in ([], ["--all"]))
     assert sum(f"  {name} " in few for name in listed) == 8
     assert "bert-tiny" in few
     assert all(f"  {name} " in everything for name in listed)
     assert all(f"{group}:\n" in everything for group in GROUPS)
-    flat = helpers.bertrain("recipes", "bert-large-phase2").stdout
+    flat = command_line("recipes", "bert-large-phase2").out
     assert "# Builds on bert-base-phase2, bert-base-phase1.\n" in flat
     assert tomllib.loads(flat)["optimizer"]["name"] == "lamb"
-    described = json.loads(helpers.bertrain("settings", "--json").stdout)
+    described = json.loads(command_line("settings", "--json").out)
     assert {"model.nsp", "batch.token_budget", "log.level"} <= {entry["name"] for entry in described}
     assert all(entry["help"] for entry in described)
-    few, everything = (helpers.bertrain("settings", *words).stdout for words in ([], ["--all"]))
+    few, everything = (command_line("settings", *words).out for words in ([], ["--all"]))
     for entry in described:
         line = f"--{entry['name']} ("
         assert line in everything
         assert (line in few) == (not entry["experimental"])
-    assert "[unknown-setting]" in helpers.bertrain("settings", "optimiser", check=False).stderr
-    assert "--optimizer.learning_rate" in helpers.bertrain("settings", "learning", "rate").stdout
+    assert "[unknown-setting]" in command_line("settings", "optimiser", check=False).err
+    assert "--optimizer.learning_rate" in command_line("settings", "learning", "rate").out
 
 
 def test_shells_complete_verbs_and_recipes(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -56,7 +57,7 @@ def test_doctor_tells_of_this_machine(tmp_path: Path) -> None:
     assert {"python", "packages", "cores", "cpu", "memory", "disk", "compilers", "triton"} <= findings.keys()
     assert findings["packages"].verdict == "ok"
     assert all(finding.verdict in ("ok", "note", "missing") for finding in findings.values())
-    printed = json.loads(helpers.bertrain("doctor", "--json").stdout)
+    printed = json.loads(command_line("doctor", "--json").out)
     assert {entry["subject"] for entry in printed} == findings.keys()
 
 
@@ -78,7 +79,7 @@ def test_vocabulary_training(tmp_path: Path) -> None:
 def test_stats_count_what_is_there(tmp_path: Path) -> None:
     folder = helpers.make_data(tmp_path)
     shards = Shards.open(folder)
-    stats = json.loads(helpers.bertrain("data", "stats", folder, "--ranks", 4, "--sequences", 32, "--json").stdout)
+    stats = json.loads(command_line("data", "stats", folder, "--ranks", 4, "--sequences", 32, "--json").out)
     assert stats["examples"] == len(shards)
     assert stats["tokens"] == int(shards.lengths.sum())
     assert sum(stats["histogram"].values()) == len(shards)
@@ -89,7 +90,7 @@ def test_stats_count_what_is_there(tmp_path: Path) -> None:
     assert by_name.keys() == set(POLICIES)
     assert 0 <= by_name["budget"]["padding"] < by_name["padded"]["padding"]
     assert by_name["budget"]["token_imbalance"] < by_name["padded"]["token_imbalance"]
-    table = helpers.bertrain("data", "stats", folder).stdout
+    table = command_line("data", "stats", folder).out
     assert "attention" in table
     with helpers.refused("example-too-long", "--token-budget"):
         data_stats(folder, token_budget=10)
@@ -99,12 +100,12 @@ def test_a_setting_that_is_given_twice(tmp_path: Path) -> None:
     data = helpers.make_data(tmp_path)
     command = ("pretrain", "bert-tiny", "--data", data, "--dry-run",
                *helpers.tiny_arguments(train__max_steps=2, train__precision="fp32"))  # fmt: skip
-    assert helpers.bertrain(*command, "--max-steps", "2").returncode == 0, "the same value, so nothing is chosen"
-    said = helpers.bertrain(*command, "--max-steps", "3", check=False)
-    assert said.returncode == 2
-    assert "train.max_steps" in said.stderr
-    assert "[conflicting-options]" in said.stderr
-    assert helpers.bertrain(*command, "--train.max_steps", "3").returncode == 0, "the last word counts"
+    assert command_line(*command, "--max-steps", "2").code == 0, "the same value, so nothing is chosen"
+    said = command_line(*command, "--max-steps", "3", check=False)
+    assert said.code == 2
+    assert "train.max_steps" in said.err
+    assert "[conflicting-options]" in said.err
+    assert command_line(*command, "--train.max_steps", "3").code == 0, "the last word counts"
 
 
 def test_the_next_command_can_be_pasted(tmp_path: Path) -> None:
@@ -112,17 +113,15 @@ def test_the_next_command_can_be_pasted(tmp_path: Path) -> None:
     folder = tmp_path / "with a space"
     folder.mkdir()
     said = [
-        helpers.bertrain("data", "vocab", text, "--size", "300", "--cased", "--out", folder / "vocab.txt").stdout
+        command_line("data", "vocab", text, "--size", "300", "--cased", "--out", folder / "vocab.txt").out
         for _ in range(2)
     ]
     follows = f"next: bertrain data prepare INPUT --vocab '{folder / 'vocab.txt'}' --out DIR\n"
     assert said[0].endswith(f"300 words; {follows}")
     assert said[1].endswith(f"300 words, in place of what was there; {follows}")
     for cased, out in ((["--lower-case"], "folded"), ([], "as-it-is")):
-        done = helpers.bertrain(
-            "data", "prepare", text, "--vocab", folder / "vocab.txt", *cased, "--out", tmp_path / out
-        )
-        assert ("--cased" in done.stderr) == bool(cased)
+        done = command_line("data", "prepare", text, "--vocab", folder / "vocab.txt", *cased, "--out", tmp_path / out)
+        assert ("--cased" in done.err) == bool(cased)
 
 
 def test_precision_as_intels_scripts_name_it(tmp_path: Path) -> None:

@@ -225,7 +225,7 @@ def test_verbs_that_are_not_there_and_systems_that_are_not_supported(
         assert run_main(monkeypatch, verb, "x") == 2
         said = capsys.readouterr().err
         assert named in said
-        assert "[unknown-verb]" in said
+        assert "[unknown-command]" in said
     assert run_main(monkeypatch, "pretrian") == 2
     assert "pretrain" in capsys.readouterr().err
     for system in ("Windows", "Darwin"):
