@@ -1,8 +1,9 @@
 # make demo    install into .venv, then text to a trained model on the CPU, in minutes
 # make quick   install into .venv and run the tests that neither train nor start a process, in a minute
-# make test    these, then everything else that needs no root and no services
+# make test    these, then everything else that needs no root, no services and not minutes for one test
 # make lowest  the quick tests with the lowest versions that pyproject.toml allows, in build/lowest
 # make test-services   what needs root or real programs, installed from Debian's packages
+# make test-long       larger versions of what make test and make test-services check, with the same packages
 # make test-wheel      build the wheel, install it alone in a fresh environment elsewhere, run it there
 # make soak HOURS=1    random kills, full disks, limits, bit flips and mutated inputs for hours; fails at any failure
 # make kernel-matrix   compile every GPU kernel for every NVIDIA GPU with both ends of Triton's range, without a GPU
@@ -22,7 +23,7 @@ TORCH := torch>=2.11,<=2.13.0
 SERVICES := chromium chromium-driver slurm-wlm munge openssh-server openssh-client openmpi-bin shellcheck libjemalloc2 libomp5 \
 	buildah mmdebstrap
 
-.PHONY: demo pictures install quick lowest test test-services test-wheel soak kernel-matrix check docs release format clean
+.PHONY: demo pictures install quick lowest test packages test-services test-long test-wheel soak kernel-matrix check docs release format clean
 
 demo: $(VENV)/.base
 	PATH="$(CURDIR)/$(BIN):$$PATH" demo/run.sh
@@ -72,11 +73,19 @@ lowest: $(LOWEST)/.installed
 	$(LOWEST)/bin/pytest $(WORKERS) tests/quick
 
 test: quick
-	$(PYTEST) --durations 12 -m "not services" --ignore tests/quick
+	$(PYTEST) --durations 12 -m "not services and not long" --ignore tests/quick
 
-test-services: install
+packages:
 	apt-get update -q && DEBIAN_FRONTEND=noninteractive apt-get install -qy $(SERVICES)
-	$(BIN)/pytest -q -n 2 --dist loadfile --durations 12 -m services tests/services
+
+# One worker for each file: fixtures that a file's tests share take minutes.
+PYTEST_BY_FILE := $(BIN)/pytest -q -n 2 --dist loadfile --durations 12
+
+test-services: install packages
+	$(PYTEST_BY_FILE) -m "services and not long" tests/services
+
+test-long: install packages
+	$(PYTEST_BY_FILE) -m long tests
 
 test-wheel:
 	@folder=$$(mktemp -d) && trap 'rm -rf "$$folder"' EXIT && $(PYTHON) -m venv "$$folder/venv" && \

@@ -1,4 +1,4 @@
-"""Writes docs/reference.md from the code: settings, recipes, verbs, functions, and the layout of every folder.
+"""Writes docs/reference.md from the code: settings, recipes, commands, functions, and the layout of every folder.
 
 usage: python docs/make_reference.py
 
@@ -23,7 +23,7 @@ from bertrain.base.errors import EXIT_CODES
 from bertrain.cli.main import app
 from bertrain.config import resolve as config
 from bertrain.config.recipe import list_recipes
-from bertrain.config.settings import SECTIONS
+from bertrain.config.settings import SECTIONS, TrainSettings
 from bertrain.run import records
 
 HERE = Path(__file__).parent
@@ -55,6 +55,7 @@ RUN_FOLDER = {
     "what `--budget` fitted",
     "environment.json": "one entry for each start: time, machine, ranks, versions, predicted step time",
     "vocab.txt": "the vocabulary, so that the weights can be used without the data; or, as in the data, tokenizer.json",
+    "generator": "with `data.generator`: a copy of these weights",
     "metrics.jsonl": "one JSON object per line: every step once, every evaluation, the times of each rank, the end",
     "logs": "`rank-N.jsonl`: what each rank said (`bertrain logs` reads it), 8 MiB and as much in `rank-N.jsonl.1`",
     "tensorboard": "the same numbers as TensorBoard events; absent with `--log.trackers none`",
@@ -98,7 +99,8 @@ STATE_FIELDS = {
 LOG_FIELDS = {
     "time": "seconds since the epoch, by the clock of the rank's machine",
     "level": "`info`, `warning` or `error`",
-    "event": "`start`, `said`, `steps`, `warning`, `hang`, `restart`, `stop` (ended in a sentence), `failure`, `end`",
+    "event": "`start`, `said`, `steps`, `warning`, `hang`, `restart`, `stop` (by a user error or a signal), `failure`, "
+    "`end`",
     "text": "the line itself",
     "lost_before": "lines before this one that could not be written; absent if none",
 }
@@ -167,9 +169,9 @@ def reference() -> str:
         "",
         "Written by `python docs/make_reference.py` from the code; edit that, not this. A test compares the two.",
         "",
-        "Verbs, settings, recipes, Python functions, then what lies in a data folder, a run folder and a checkpoint.",
+        "Commands, settings, recipes, Python functions, and the files of a data folder, a run folder and a checkpoint.",
         "",
-        *_verbs(),
+        *_commands(),
         *_settings(),
         *_recipes(),
         *_functions(),
@@ -178,26 +180,26 @@ def reference() -> str:
     return "\n".join(parts).rstrip("\n") + "\n"
 
 
-# --- verbs ----------------------------------------------------------------------------------------
+# --- commands ----------------------------------------------------------------------------------------
 
 
-def verbs() -> Iterator[tuple[str, Any]]:
-    """Every verb with its command, in the order of the code; those for scripts alone are left out."""
+def commands() -> Iterator[tuple[str, Any]]:
+    """Every command with its Typer object, in the order of the code; those for scripts alone are left out."""
     for name, command in typer.main.get_command(app).commands.items():  # type: ignore[attr-defined]
         leaves = {f"{name} {inner}": leaf for inner, leaf in getattr(command, "commands", {}).items()}
         yield from ((full, leaf) for full, leaf in (leaves or {name: command}).items() if not leaf.hidden)
 
 
-def _verbs() -> Iterator[str]:
-    yield from ("## Verbs", "")
+def _commands() -> Iterator[str]:
+    yield from ("## Commands", "")
     yield (
         "An error that the user can fix ends a command with one sentence, a [code](errors.md) and exit code 2. "
-        "`bertrain VERB --help` prints what stands here. Verbs that train take short options for some settings; every "
+        "`bertrain COMMAND --help` prints the same. Commands that train take short options for some settings; every "
         "other setting is given as `--section.field VALUE`."
     )
     yield from ("", "### Exit codes", "")
     yield from _table(("code", "meaning"), [(f"{code}", meaning) for code, meaning in EXIT_CODES.items()])
-    for name, command in verbs():
+    for name, command in commands():
         text, _, example = inspect.cleandoc(command.help).partition("Example:")
         arguments = [one for one in command.params if one.param_type_name == "argument"]
         usage = " ".join(["bertrain", name, *map(_argument_name, arguments), "[OPTIONS]"])
@@ -293,14 +295,20 @@ def _recipes() -> Iterator[str]:
             (
                 f"`{recipe.name}`",
                 recipe.headline,
-                f"{model.num_layers} x {model.hidden_size}",
+                "of the weights" if settings.task.name else f"{model.num_layers} x {model.hidden_size}",
                 str(settings.data.max_seq_length or "of the data"),
                 size,
-                f"{settings.train.max_steps:,}",
+                _length_of(settings.train),
                 f"{settings.optimizer.name}, {'by width' if rate < 0 else f'{rate:g}'}",
             )
         )
     yield from _table(("name", "description", "layers x width", "length", "step", "steps", "optimizer, rate"), rows)
+
+
+def _length_of(train: TrainSettings) -> str:
+    if train.epochs:
+        return f"{train.epochs:g} epochs"
+    return train.budget or train.max_time or f"{train.max_steps:,}"
 
 
 def _functions() -> Iterator[str]:
@@ -327,7 +335,7 @@ def _layouts() -> Iterator[str]:
     yield from (
         "## A run folder",
         "",
-        "Made by `bertrain pretrain`; every verb that continues, reports or exports takes it.",
+        "Made by `bertrain pretrain`; every command that continues, reports or exports takes it.",
         "",
     )
     yield from _named("file or folder", RUN_FOLDER)
