@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import inspect
+import os
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -105,7 +106,9 @@ class Submission:
         from bertrain.launch.submit import submit_job
 
         own = [str(folder) for folder in folders] or [""] * len(commands)
-        tasks = [Task(command=tuple(words), folder=folder) for words, folder in zip(commands, own, strict=False)]
+        if len(own) > len(commands):  # one command that makes several runs, such as `finetune --seeds`
+            own = [os.path.commonpath(own)]
+        tasks = [Task(command=tuple(words), folder=folder) for words, folder in zip(commands, own, strict=True)]
         if self.repeats > 1:
             tasks = repeat_task(tasks, self.repeats, settings)
         make = partial(make_job, self.placement, tasks, data=data, restarts=restarts, folder=self.folder)

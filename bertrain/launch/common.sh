@@ -13,8 +13,10 @@ requeue() {
     fi
 }
 
-newest_checkpoint() {
-    find "${folders[task]}/checkpoints" -maxdepth 1 -name 'step-*' 2> /dev/null | sort | tail -n 1
+saved_steps() { # the steps of the newest checkpoint of each of the task's runs, added up
+    find "${folders[task]}" -maxdepth 4 -path '*/checkpoints/step-*' -prune -printf '%h\t%f\n' 2> /dev/null |
+        awk -F '\t' '{ step = substr($2, 6) + 0; if (step > newest[$1]) newest[$1] = step }
+                     END { for (run in newest) sum += newest[run]; print sum + 0 }'
 }
 
 # Each stage is a process group of its own: Ctrl-C reaches this script, which forwards it to the stage, once.
@@ -73,11 +75,11 @@ run_task() {
     fi
     code=75 failures=0
     while [ -z "$stopping" ]; do
-        before=$(newest_checkpoint)
+        before=$(saved_steps)
         run_stage task
         case $code in 0 | 2 | 75) break ;; esac
         [ -z "$stopping" ] || break
-        if [ "$(newest_checkpoint)" = "$before" ]; then failures=$((failures + 1)); else failures=1; fi
+        if [ "$(saved_steps)" -gt "$before" ]; then failures=1; else failures=$((failures + 1)); fi
         [ "$failures" -le "$restarts" ] || break
         again="exit code $code; starting all ranks again ($failures of $restarts without a new checkpoint)"
         note "$again"

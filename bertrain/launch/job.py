@@ -188,7 +188,7 @@ class Task:
     command: tuple[str, ...]
     """The arguments of `bertrain`, as they were typed."""
     folder: str = ""
-    """What it writes: a run folder, whose new checkpoints count as progress, or another folder."""
+    """What it writes: a run folder, a folder of several, or another; new checkpoints in it count as progress."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -83,10 +83,16 @@ def job_status(folder: str | Path) -> dict[str, Any]:
     job = read_job(folder)
     tasks: list[dict[str, Any]] = []
     for number, task in enumerate(job.tasks, start=1):
-        newest = last_record(Path(task.folder) / "metrics.jsonl", StepRecord) if task.folder else None
+        newest = _newest_step(Path(task.folder)) if task.folder else None
         event, step = (_lines(job.output(number) / EVENTS) or [""])[-1], newest.step if newest else 0
         tasks.append({"command": shlex.join(task.command), "folder": task.folder, "last_event": event, "step": step})
     return {"job": str(job.folder), "launcher": job.launcher, "state": _state(job), "tasks": tasks}
+
+
+def _newest_step(folder: Path) -> StepRecord | None:
+    """The last step of a run, or of the one of several that wrote last."""
+    found = [path for depth in ("", "*/", "*/*/") for path in folder.glob(f"{depth}metrics.jsonl")]
+    return last_record(max(found, key=lambda path: path.stat().st_mtime), StepRecord) if found else None
 
 
 def _state(job: Job) -> str:

@@ -22,7 +22,7 @@ from bertrain.launch.scripts import job_script, mounts_of
 from bertrain.ranks.restart import ROLLED_BACK
 from bertrain.training.start import pretrain
 from tests import helpers
-from tests.miniature_tasks import command_line
+from tests.miniature_tasks import command_line, make_miniature
 
 LAUNCHERS: list[Launcher] = ["local", "ssh", "slurm", "pbs", "mpi"]
 
@@ -158,6 +158,40 @@ if number == 3:
     assert [line.split()[1] for line in (job.folder / "events").read_text().splitlines()] == [
         "started", "exit", "exit", "ended", "started", "ended",
     ]  # fmt: skip
+
+
+def test_a_checkpoint_of_any_seed_is_progress(tmp_path: Path) -> None:
+    """Every start fails; the first three save a step of some seed first, so one restart in a row is enough for them."""
+    run = tmp_path / "several runs"
+    job = replace(job_of(tmp_path, "local", time="", preflight=False), restarts=1)
+    job = replace(job, tasks=(Task(command=("finetune", "glue", "--run", str(run)), folder=str(run)),))
+    write_job(job, None, job_script(job))
+    step = tmp_path / "step"
+    step.write_text(
+        f"""#!{sys.executable}
+import pathlib
+saved = {{"seed-1": 9, "seed-2": 3, "cola/seed-1": 2}}
+for place in [pathlib.Path({str(run)!r}, name, f"checkpoints/step-{{number:08}}") for name, number in saved.items()]:
+    if not place.exists():
+        place.mkdir(parents=True)
+        break
+raise SystemExit(1)
+"""
+    )
+    step.chmod(0o755)
+    script = (job.folder / "job.sh").read_text().replace(job.python, str(step))
+    (job.folder / "job.sh").write_text(script)
+    failed = subprocess.run(["bash", str(job.folder / "job.sh")], capture_output=True, text=True, check=False)
+    assert failed.returncode == 1, failed
+    assert failed.stderr.count("(1 of 1 without a new checkpoint)") == 3
+
+
+def test_a_job_of_several_seeds_writes_the_folder_above_them(tmp_path: Path) -> None:
+    made = make_miniature(tmp_path)
+    words = ("classify", "--init", made.base, "--data", made.table, "--run", tmp_path / "run", "--seeds", "1,2")
+    words += ("--data.max_seq_length", "32")
+    done = command_line("launch", "slurm", "--procs-per-node", 1, "--dry-run", "--", "finetune", *words)
+    assert f"folders=('' {tmp_path / 'run'})" in done.out
 
 
 def test_a_signal_before_the_stage_is_not_lost(tmp_path: Path) -> None:
