@@ -6,7 +6,7 @@ import hashlib
 import json
 import shutil
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import h5py
 import numpy as np
@@ -15,6 +15,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from bertrain.base.errors import UserError
+from bertrain.config.choices import Target
 from bertrain.data.formats import tfrecord
 from bertrain.data.formats.convert import bin_by_length, convert, eval_set, shard_sizes
 from bertrain.data.formats.inspect import inspect_data, lines_of, parse_rows
@@ -327,6 +328,9 @@ def test_bins_by_length(tmp_path: Path) -> None:
     assert open_data(tmp_path / "binned").lengths.tolist() == [5, 128, 40, 10, 129, 256, 257, 500, 512]
     with pytest.raises(UserError, match=str(tmp_path / "binned")):
         bin_by_length(tmp_path / "data", tmp_path / "binned")
+    with helpers.refused("option-out-of-range", "folder 384 would have 1 example"):
+        bin_by_length(tmp_path / "data", tmp_path / "again", shards=2)
+    assert not (tmp_path / "again").exists()
 
 
 @pytest.mark.parametrize("count", [1, 7, 50])
@@ -355,6 +359,25 @@ def test_what_cannot_be_converted_is_refused(unmasked: Path, masked: Path, tmp_p
     assert not (tmp_path / "out").exists()
     with helpers.refused("option-out-of-range", "--count is 10000000"):
         eval_set(masked, tmp_path / "out", count=10_000_000)
+
+
+@pytest.mark.parametrize("to", get_args(Target))
+def test_a_file_that_memory_cannot_hold_is_refused_first(
+    to: Target, masked: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The estimate is near the size of the largest file, so half of that size is refused and its double is not."""
+    shards = {} if to == "hdf5-per-length" else {"shards": 1}
+    convert(masked, tmp_path / "whole", to=to, **shards)
+    largest = max(path.stat().st_size for path in (tmp_path / "whole").iterdir() if path.name != "vocab.txt")
+    monkeypatch.setattr("bertrain.data.formats.convert.free_memory", lambda: 2 * largest)
+    convert(masked, tmp_path / "again", to=to, **shards)
+    monkeypatch.setattr("bertrain.data.formats.convert.free_memory", lambda: largest // 2)
+    if to == "tfrecord":
+        convert(masked, tmp_path / "streamed", to=to, **shards)
+        return
+    with helpers.refused("out-of-memory", "GiB"):
+        convert(masked, tmp_path / "refused", to=to, **shards)
+    assert not (tmp_path / "refused").exists()
 
 
 # --- verify and inspect -----------------------------------------------------------------------------------

@@ -1,8 +1,8 @@
 """`bertrain data convert`, `bin` and `eval-set`: examples of any layout into any other.
 
 Every layout is read by row number, so the commands differ only in the order of rows: unchanged, shuffled, by length,
-or evenly strided. Orders are computed, and rows read and written, a chunk at a time; only packing and sorting by length
-take memory that grows with the rows, a few numbers for each.
+or evenly strided. Orders are computed, and rows read, a chunk at a time. Packing and sorting by length take a few
+numbers for each row. A file of any layout but TFRecord is built in memory, so a file that does not fit is refused first.
 """
 
 from __future__ import annotations
@@ -19,7 +19,8 @@ import numpy.typing as npt
 
 from bertrain.base.errors import UserError
 from bertrain.base.files import new_folder, refuse_occupied
-from bertrain.base.formatting import counted
+from bertrain.base.formatting import GIB, counted
+from bertrain.base.machine import free_memory
 from bertrain.base.seeds import derive, permute
 from bertrain.config.choices import MASK_PROBABILITY, MAX_PER_ROW, PACKING, Algorithm, Target
 from bertrain.data.formats import hdf5, tfrecord
@@ -151,14 +152,19 @@ def bin_by_length(
         )
     plan = _plan(source, to, shards, seed, limit, max_predictions)
     refuse_occupied(Path(out))
+    bin_of_row = np.searchsorted(LENGTH_BINS, source.lengths)
+    counts = {number: int(count) for number, count in enumerate(np.bincount(bin_of_row)) if count}
+    for number, count in counts.items():
+        if shards > count:
+            few = f"the folder {LENGTH_BINS[number]} would have {counted(count, 'example')}"
+            raise UserError("option-out-of-range", f"--shards is {shards}, but {few}; lower it")
     written = {}
     with new_folder(Path(out)) as partial:
         source.vocabulary.save(partial / VOCABULARY)
-        for shorter, longer in zip((0, *LENGTH_BINS), LENGTH_BINS, strict=False):
-            chosen = np.flatnonzero((source.lengths > shorter) & (source.lengths <= longer))
-            if len(chosen):
-                one = _write_folder(plan, chosen.__getitem__, len(chosen), partial / str(longer))
-                written[longer] = replace(one, folder=str(Path(out) / str(longer)))
+        for number, count in counts.items():
+            chosen, name = np.flatnonzero(bin_of_row == number), str(LENGTH_BINS[number])
+            one = _write_folder(plan, chosen.__getitem__, count, partial / name)
+            written[LENGTH_BINS[number]] = replace(one, folder=str(Path(out) / name))
     return written
 
 
@@ -233,6 +239,20 @@ def shard_sizes(count: int, shards: int) -> list[int]:
     return [count // shards + (number < count % shards) for number in range(shards)]
 
 
+def _refuse_too_large(plan: ConversionPlan, records: int) -> None:
+    """Refuse a file of so many records that it cannot be built in memory."""
+    shape, free = plan.shape, free_memory()
+    is_compact = plan.to in ("arrow", "hdf5-varlength")
+    width = float(plan.source.lengths.mean()) if is_compact else shape.max_seq_length
+    token_bytes = np.dtype(shape.token_type).itemsize
+    masks = 2 * token_bytes * shape.max_predictions if plan.has_masks else 0
+    size = int(records * (width * (token_bytes + 2) + masks + 64))  # 2: masks and segments; 64: references to lists
+    if plan.to != "tfrecord" and free is not None and size > free:
+        what = f"a file of {records:,} rows as {plan.to} takes about {size / GIB:.1f} GiB of memory"
+        cure = "write --to hdf5-varlength" if plan.to == "hdf5-per-length" else "use more --shards"
+        raise UserError("out-of-memory", f"{what}, and {free / GIB:.1f} GiB are free; {cure}")
+
+
 def _write_folder(
     plan: ConversionPlan, order: Order, count: int, out: Path, files: Sequence[tuple[str, int]] | None = None
 ) -> Conversion:
@@ -271,6 +291,7 @@ def _name_files(plan: ConversionPlan, count: int) -> list[tuple[str, int]]:
 def _write_rows(plan: ConversionPlan, order: Order, folder: Path, files: Sequence[tuple[str, int]]) -> int:
     """Write files of one example per record; returns their number."""
     layout, encode = ("varlength", to_varlength) if plan.to == "hdf5-varlength" else ("fixed", to_fixed)
+    _refuse_too_large(plan, max(size for _, size in files))
     first = 0
     for name, size in files:
         (folder / name).parent.mkdir(exist_ok=True)
@@ -307,6 +328,7 @@ def _write_packed(plan: ConversionPlan, order: Order, count: int, folder: Path) 
         seed=plan.seed,
     )
     sizes = shard_sizes(len(packing), plan.shards)
+    _refuse_too_large(plan, sizes[0])
     first = 0
     for number, size in enumerate(sizes):
         packs = _packs(plan, order, packing, first, first + size)
@@ -334,6 +356,7 @@ def _lengths(plan: ConversionPlan, order: Order, count: int) -> npt.NDArray[np.i
 
 
 def _write_arrow(plan: ConversionPlan, order: Order, sizes: list[int], out: Path) -> int:
+    _refuse_too_large(plan, sizes[0])
     source = plan.source
     made: dict[str, Any] = dict(source.manifest["preparation"]) if isinstance(source, Shards) else {}
     made |= {"converted_from": source.layout, "max_seq_length": plan.shape.max_seq_length}
