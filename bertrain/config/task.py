@@ -22,38 +22,46 @@ class TaskSettings:
     )
     text: str = setting(
         "text",
-        "classify, tag: column of the text (tag: or of its words); similarity: of the first text, unless it is named "
-        "anchor or sentence1",
+        "column of the text (tag: or of its words; similarity: of the first text, unless it is named anchor or "
+        "sentence1)",
+        tasks=("classify", "tag", "similarity"),
     )
-    text_pair: str = setting("", "classify: column of a second text; empty: none")
+    text_pair: str = setting("", "column of a second text; empty: none", tasks=("classify", "similarity"))
     label: str = setting(
         "label",
-        "classify, tag: column of the label (tag: of the tags or spans); for several labels per text, also several 0/1 "
-        "columns, such as a,b,c",
+        "column of the label (tag: of the tags or spans; similarity: of the scores); for several labels per text, also "
+        "several 0/1 columns, such as a,b,c",
+        tasks=("classify", "tag", "similarity"),
         is_list=True,
     )
     target: Literal["class", "classes", "number"] = setting(
         "class",
-        "classify: what each text has. class: one label; classes: any number of labels; number: a number (regression)",
+        "what each text has. class: one label; classes: any number of labels; number: a number (regression)",
+        tasks=("classify",),
     )
     class_weights: str = setting(
         "",
-        "classify: weights of the labels in the loss. balanced: in inverse proportion to their rows, so that rare "
-        "labels count more; or a weight by label, such as spam=2,other=0.5; empty: all 1",
+        "weights of the labels in the loss. balanced: in inverse proportion to their rows, so that rare labels count "
+        "more; or a weight by label, such as spam=2,other=0.5; empty: all 1",
+        tasks=("classify", "glue", "xnli"),
         is_list=True,
     )
     loss: Literal["auto", "cosine", "ranking"] = setting(
         "auto",
-        "similarity: the loss. cosine: squared error of the cosine against the score; ranking: cross-entropy of "
-        "finding the positive among all texts of the step; auto: cosine if the training data has scores",
+        "the loss. cosine: squared error of the cosine against the score; ranking: cross-entropy of finding the "
+        "positive among all texts of the step; auto: cosine if the training data has scores",
+        tasks=("similarity",),
     )
     temperature: float = setting(
         0.05,
-        "similarity with task.loss ranking: divides the cosines before the softmax over the texts of a step",
+        "with task.loss ranking: divides the cosines before the softmax over the texts of a step",
         min=0.001,
         max=100,
+        tasks=("similarity",),
     )
-    max_score: float = setting(1.0, "similarity: the score of equal texts; scores are divided by it", min=1e-6)
+    max_score: float = setting(
+        1.0, "the score of equal texts; scores are divided by it", min=1e-6, tasks=("similarity",)
+    )
     hold_out: float = changeable(
         0.0,
         "classify, tag, similarity: share of rows to hold out for evaluation if there is no dev file",
@@ -62,28 +70,33 @@ class TaskSettings:
     )
     recall_at: str = changeable(
         "1,10",
-        "similarity without scores: each K of recall_at_K, the share of positives among the K nearest texts",
+        "without scores: each K of recall_at_K, the share of positives among the K nearest texts",
+        tasks=("similarity",),
         is_list=True,
     )
     languages: str = changeable(
-        "all", "xnli: languages to score, such as de,fr; all: every language of the file", is_list=True
+        "all", "languages to score, such as de,fr; all: every language of the file", tasks=("xnli",), is_list=True
     )
     doc_stride: int = setting(
         128,
-        "squad, tag: tokens between the starts of two windows of a long text; at most half of data.max_seq_length",
+        "tokens between the starts of two windows of a long text; at most half of data.max_seq_length",
         min=1,
+        tasks=("squad", "tag"),
     )
     text_split: Literal["auto", "punctuation", "spaces"] = setting(
         "auto",
-        "tag: how a text is split into words. spaces: at spaces, and punctuation around a word is split off (Ada-Lou "
-        "is one word); punctuation: also at every punctuation mark; auto: spaces if the training data has lists of "
-        "words, punctuation if it has texts",
+        "how a text is split into words. spaces: at spaces, and punctuation around a word is split off (Ada-Lou is one "
+        "word); punctuation: also at every punctuation mark; auto: spaces if the training data has lists of words, "
+        "punctuation if it has texts",
+        tasks=("tag",),
     )
-    max_query_length: int = setting(64, "squad: longest question in tokens; the rest is cut off", min=1)
-    max_answer_length: int = changeable(30, "squad: longest answer to predict, in tokens", min=1)
-    n_best: int = changeable(20, "squad: candidate answers to keep for each question", min=1)
+    max_query_length: int = setting(64, "longest question in tokens; the rest is cut off", min=1, tasks=("squad",))
+    max_answer_length: int = changeable(30, "longest answer to predict, in tokens", min=1, tasks=("squad",))
+    n_best: int = changeable(20, "candidate answers to keep for each question", min=1, tasks=("squad",))
     null_threshold: float = changeable(
-        0.0, "squad/v2.0: predict no answer if its score exceeds that of the best answer by more than this"
+        0.0,
+        "predict no answer if its score exceeds that of the best answer by more than this",
+        tasks=("squad/v2.0",),
     )
 
     def __post_init__(self) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
@@ -23,8 +24,6 @@ from bertrain.tasks.xnli import XnliTask
 SQUAD = ("squad/v1.1", "squad/v2.0")
 ELSEWHERE = ("multiple-choice",)
 TAGGING = ("ner", "token-classification", "pos")  # other names of `tag`
-ONLY_FOR = {"class_weights": ("classify", "glue", "xnli"), "target": ("classify",),
-            "text_pair": ("classify", "similarity")}  # fmt: skip
 SEVERAL_LABELS = ("multilabel", "multi-label", "multi-label-classification")
 
 
@@ -53,9 +52,11 @@ def reads_pairs(settings: Settings) -> bool:
 
 def _refuse_others_settings(task: TaskSettings) -> None:
     """Refuse settings that would be silently without effect on this task."""
-    for setting, tasks in ONLY_FOR.items():
-        if getattr(task, setting) != getattr(TaskSettings(), setting) and task.name.partition("/")[0] not in tasks:
-            only = f"task.{setting} is only for {' and '.join(tasks)}"
+    names = {task.name, task.name.partition("/")[0]}
+    for one in fields(task):
+        tasks = one.metadata["tasks"]
+        if tasks and not names & set(tasks) and getattr(task, one.name) != one.default:
+            only = f"task.{one.name} is only for {' and '.join(tasks)}"
             raise UserError("option-without-effect", f"{only}, without effect on {task.name}; leave it out")
 
 

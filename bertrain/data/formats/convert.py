@@ -2,7 +2,7 @@
 
 Every layout is read by row number, so the commands differ only in the order of rows: unchanged, shuffled, by length,
 or evenly strided. Orders are computed, and rows read, a chunk at a time. Packing and sorting by length take a few
-numbers for each row. A file of any layout but TFRecord is built in memory, so a file that does not fit is refused first.
+numbers for each row. A file of any layout but TFRecord is built in memory, so one that does not fit is refused first.
 """
 
 from __future__ import annotations
