@@ -84,7 +84,8 @@ def exec_rank(job: Job, stage: str) -> None:
     """Replace this process with a rank of the job; does not return."""
     folder = start_folder()
     if job.launcher == "mpi":  # overrides what a batch script around mpirun has set
-        os.environ |= rendezvous.torchrun_variables_from_mpi(os.environ) or {"RANK": ""}
+        slots = [host.slots for host in job.hosts]
+        os.environ |= rendezvous.torchrun_variables_from_mpi(os.environ, slots) or {"RANK": ""}
     if not os.environ.get("RANK"):
         raise UserError(
             "not-a-rank", "neither torchrun nor mpirun started this process as a rank; use `bertrain launch`"

@@ -10,8 +10,10 @@ import os
 import platform
 import socket
 import time
-from collections.abc import Mapping
+from bisect import bisect_right
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 from pathlib import Path
 
 from bertrain.base.errors import UserError
@@ -115,10 +117,15 @@ MPI_VARIABLES = (
 """The same as Open MPI sets them, and Intel MPI and MPICH."""
 
 
-def torchrun_variables_from_mpi(environment: Mapping[str, str]) -> dict[str, str]:
-    """torchrun's variables for a process that mpirun started; empty if it did not."""
+def torchrun_variables_from_mpi(environment: Mapping[str, str], slots: Sequence[int] = ()) -> dict[str, str]:
+    """torchrun's variables for a process that mpirun started; empty if it did not.
+
+    `slots` are the ranks of each host, in order; without them, all hosts have equally many.
+    """
     for names in MPI_VARIABLES:
         if all(name in environment for name in names):
             found = {ours: environment[theirs] for ours, theirs in zip(TORCHRUN_VARIABLES, names, strict=True)}
-            return found | {"GROUP_RANK": str(int(found["RANK"]) // int(found["LOCAL_WORLD_SIZE"]))}
+            rank = int(found["RANK"])
+            node = bisect_right(list(accumulate(slots)), rank) if slots else rank // int(found["LOCAL_WORLD_SIZE"])
+            return found | {"GROUP_RANK": str(node)}
     return {}

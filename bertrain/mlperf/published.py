@@ -72,6 +72,9 @@ class Comparison:
     def lines(self) -> Iterator[str]:
         result = self.published
         yield f"published: {result.text()}"
+        if not result.recipe:
+            yield "  not compared: bertrain has no recipe with its settings"
+            return
         if result.is_cpu:
             yield f"  measured: {CPU_TOKENS_PER_S:g} tokens/s on two AMX cores; see docs/from-intel-cpu.md"
         elif self.measured_sequences_per_s is None:
@@ -82,8 +85,7 @@ class Comparison:
             rate = f"{self.measured_sequences_per_s:,.1f} sequences/s on one {result.gpu} in bins of 24,576 tokens"
             yield f"  measured: {rate}, without an exchange of gradients{times}"
         if self.predicted_s is None:
-            reason = "knows GPUs only" if result.recipe else "has no recipe for it"
-            yield f"  predicted: nothing; `bertrain plan` {reason}"
+            yield "  predicted: nothing; `bertrain plan` knows GPUs only"
         else:
             rate = f"{(self.predicted_sequences_per_s or 0) / result.count:,.1f} sequences/s on each"
             yield f"  predicted, never run: {time_text(self.predicted_s)}, {rate}: {self.command}"

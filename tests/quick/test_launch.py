@@ -192,6 +192,15 @@ def test_ranks_that_mpirun_started_know_who_they_are() -> None:
     assert torchrun_variables_from_mpi({"PMI_RANK": "0"}) == {}
 
 
+def test_ranks_of_mpirun_know_their_node_if_hosts_have_unequal_slots() -> None:
+    slots, nodes = (4, 1, 2), []
+    for rank, ranks_here in enumerate([4, 4, 4, 4, 1, 2, 2]):
+        words = {"RANK": rank, "SIZE": 7, "LOCAL_RANK": 0, "LOCAL_SIZE": ranks_here}
+        mpi = {f"OMPI_COMM_WORLD_{name}": str(value) for name, value in words.items()}
+        nodes.append(torchrun_variables_from_mpi(mpi, slots)["GROUP_RANK"])
+    assert nodes == ["0", "0", "0", "0", "1", "2", "2"]
+
+
 def test_a_node_finds_its_place() -> None:
     assert node_and_count({}) == (0, 1)
     assert node_and_count({"SLURM_PROCID": "1", "SLURM_NTASKS": "4"}) == (1, 4)
