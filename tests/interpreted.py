@@ -545,7 +545,7 @@ def recomputed(family: dict[str, object]) -> float:
 
 
 @case("gradients complete at a pause", 0, {})
-@case("modern gradients complete at a pause", 0, MODERN)
+@case("modern gradients complete at a pause", 0, MODERN, is_long=True)
 def complete_at_pauses(family: dict[str, object]) -> float:
     """Buckets are sent during the backward pass: what lies above the offset of a pause changes no more."""
     settings = helpers.tiny_settings(

@@ -85,8 +85,9 @@ long = pytest.mark.long
 @pytest.mark.parametrize(
     ("world", "kills", "family"),
     [
-        (2, 3, "bert"), (1, 3, "modern"),
-        *(pytest.param(*larger, marks=long) for larger in ((1, 4, "bert"), (4, 3, "bert"), (2, 2, "modern"))),
+        (2, 2, "bert"),
+        *(pytest.param(*larger, marks=long)
+          for larger in ((2, 3, "bert"), (1, 4, "bert"), (4, 3, "bert"), (1, 3, "modern"), (2, 2, "modern"))),
     ],
 )  # fmt: skip
 def test_killed_and_resumed_is_bitwise_undisturbed(tmp_path: Path, world: int, kills: int, family: str) -> None:
@@ -138,8 +139,8 @@ def test_killed_and_resumed_is_bitwise_undisturbed(tmp_path: Path, world: int, k
     assert_bitwise_equal(run, tmp_path / "calm")
 
 
-@pytest.mark.parametrize("family", [pytest.param("bert", marks=long), "modern"])
-def test_a_killed_annealing_ends_as_an_undisturbed_one(tmp_path: Path, family: str) -> None:
+@pytest.mark.parametrize(("world", "family"), [pytest.param(2, "bert", marks=long), (1, "modern")])
+def test_a_killed_annealing_ends_as_an_undisturbed_one(tmp_path: Path, world: int, family: str) -> None:
     """Within a ramp, with StableAdamW; killed before and after its first checkpoint, continued by the same command."""
     ramp = {"batch__sequences": 0, "batch__tokens": 900, "batch__ramp_from": 100, "batch__ramp_tokens": 9000}
     others = {"optimizer__name": "stableadamw", "schedule__warmup_steps": 1, "schedule__decay": "constant"}
@@ -149,7 +150,7 @@ def test_a_killed_annealing_ends_as_an_undisturbed_one(tmp_path: Path, family: s
     pretrain(settings, helpers.make_data(tmp_path), stable)
 
     def words(folder: Path) -> list[object]:
-        more = ["--checkpoint.every_steps", 6, "--nproc", 2, "--log.every_steps", 1]
+        more = ["--checkpoint.every_steps", 6, "--nproc", world, "--log.every_steps", 1]
         return ["anneal", stable, "--run", folder, "--steps", 16, *more]
 
     command_line(*words(calm))
@@ -202,8 +203,8 @@ def kill_random_ranks(folder: Path, kills: int, steps: int) -> None:
     assert_bitwise_equal(run, calm)
 
 
-def test_random_ranks_are_killed_and_the_run_goes_on_by_itself(tmp_path: Path) -> None:
-    kill_random_ranks(tmp_path, kills=2, steps=40)
+def test_a_random_rank_is_killed_and_the_run_goes_on_by_itself(tmp_path: Path) -> None:
+    kill_random_ranks(tmp_path, kills=1, steps=20)
 
 
 def test_a_rank_that_dies_again_and_again_is_given_up(tmp_path: Path) -> None:

@@ -132,7 +132,7 @@ def test_growing_steps_across_ranks(data: Path, tmp_path: Path, family: str) -> 
     assert_same_training(tmp_path / "3", tmp_path / "1")
 
 
-@pytest.mark.parametrize("family", helpers.FAMILIES)
+@pytest.mark.parametrize("family", ["bert", pytest.param("modern", marks=pytest.mark.long)])
 def test_across_budgets_and_policies_without_dropout(data: Path, tmp_path: Path, family: str) -> None:
     no_dropout = helpers.FAMILIES[family] | {"model__hidden_dropout": 0, "model__attention_dropout": 0}
     no_dropout |= {"train__max_steps": 10, "train__seed": SEED}

@@ -114,7 +114,9 @@ def test_killed_in_the_middle_it_continues_to_the_same_losses(launch: Callable[.
         assert helpers.losses(out / name) == helpers.losses(tmp_path / name)
 
 
-@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 75)])
+@pytest.mark.parametrize(
+    ("number", "code"), [pytest.param(signal.SIGINT, 130, marks=pytest.mark.long), (signal.SIGTERM, 75)]
+)
 def test_a_signal_stops_every_run_after_its_step(
     launch: Callable[..., Launched], tmp_path: Path, number: signal.Signals, code: int
 ) -> None:
