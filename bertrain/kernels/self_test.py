@@ -30,8 +30,8 @@ from bertrain.base.schema import JsonError, check_value, load_json
 from bertrain.kernels import backend
 from bertrain.kernels.self_test_checks import Checks, Result, Sizes
 
-PASSING = ("with code -9", "was not ready", "out of memory", "ALLOC_FAILED")
-"""Signs of failures that are not the kernels': a process that was killed, a busy node, a GPU that others fill."""
+TRANSIENT = ("with code -9", "was not ready", "out of memory", "ALLOC_FAILED")
+"""Parts of error texts that do not mean a broken kernel: a killed process, a busy node, a GPU that others fill."""
 PATIENCE_S = 600  # for all kernels; a compiler that takes longer is taken to hang
 
 
@@ -106,7 +106,7 @@ def _examined(sizes: Sizes, device: torch.device) -> tuple[tuple[Result, ...], b
     note("info", "kernels", f"running every kernel once on {device} before the first step")
     results, errors = examine(sizes, str(device))
     failures = [result.failure for result in results if result.failure]
-    is_lasting = not any(sign in failure for failure in failures for sign in PASSING)
+    is_lasting = not any(sign in failure for failure in failures for sign in TRANSIENT)
     is_whole = is_lasting and bool(failures or len(results) == len(Checks(sizes, "cpu").all()))
     if failures or not is_whole:
         note("warning", "kernels", errors[-20_000:] or "the kernels could not be run before the first step")
