@@ -6,7 +6,7 @@ them as a table.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal, get_args
@@ -118,6 +118,26 @@ class TrainingPlan:
         return lines
 
 
+@dataclass(frozen=True)
+class Rules:
+    """What the rules give for a text, a machine and a budget."""
+
+    size: Size
+    why_size: str
+    length: str
+    has_pairs: bool
+    vocabulary: int
+    tokens: int
+    """That the model reads within the budget."""
+    epochs: float
+    step: int
+    """Tokens of a step."""
+    rate: float
+    dropout: str
+    settings: Settings
+    """With the size and the user's settings, for arithmetic."""
+
+
 def plan_training(
     text: Text,
     machine: Machine,
@@ -147,75 +167,86 @@ def plan_training(
         overrides |= {"data.mask_probability": str(MODERN_MASK_PROBABILITY), "data.max_predictions": "0"}
     vocabulary = 0 if init else min(VOCABULARIES["large"], text.characters // CHARACTERS_PER_WORD_PIECE)
     size, why = ("tiny", "") if init else _choose_size(text, machine, seconds, size, overrides, vocabulary)
-    recipe = f"bert-{size}"
     vocabulary = min(vocabulary, VOCABULARIES[size])
-    chosen = _sized(recipe, overrides | given, vocabulary)
-    tokens = machine.tokens_in(seconds, chosen)
+    settings = _sized(f"bert-{size}", overrides | given, vocabulary)
+    tokens = machine.tokens_in(seconds, settings)
     epochs = tokens / text.tokens
     steps = STEPS["gpu" if machine.is_gpu else "cpu"]
     step = -(-min(LARGEST_STEP, max(LEAST_STEP, int(length), tokens // steps)) // 64) * 64  # rounded up
     rate = CONTINUED_RATE if init else LEARNING_RATES[size]
     dropout = "0.1" if epochs > EPOCHS_WITHOUT_DROPOUT or init else "0"
-    samples = tokens // max(1, chosen.data.max_seq_length)
-    lengths = [key for key in LENGTHS if key in given]
-    overrides |= {
-        "model.hidden_dropout": dropout,
-        "model.attention_dropout": dropout,
+    rules = Rules(size, why, length, has_pairs, vocabulary, tokens, epochs, step, rate, dropout, settings)
+    counts = [key for key in LENGTHS if key in given]
+    overrides |= _overrides(rules, "" if counts else budget, seconds, is_new=not init) | given
+    choices = _choices(rules, text, machine, budget, counts, init=init, no_pairs=no_pairs)
+    choices = [one for one in choices if given.keys().isdisjoint(SETTING_OF.get(one.what, ()))]
+    choices += [Choice(key, given[key], "as you set it") for key in typed]
+    return TrainingPlan(f"bert-{size}", overrides, vocabulary, tuple(choices))
+
+
+def _overrides(rules: Rules, budget: str, seconds: float, *, is_new: bool) -> dict[str, str]:
+    """The settings that follow from the rules; `is_new`: the model has no initial weights."""
+    samples = rules.tokens // max(1, rules.settings.data.max_seq_length)
+    overrides = {
+        "model.hidden_dropout": rules.dropout,
+        "model.attention_dropout": rules.dropout,
         "batch.sequences": "0",
-        "batch.tokens": str(step),
+        "batch.tokens": str(rules.step),
         "batch.auto": "true",
-        "optimizer.learning_rate": f"{rate:g}",
+        "optimizer.learning_rate": f"{rules.rate:g}",
         "schedule.warmup_steps": "0",
         "schedule.warmup_share": "0.06",
-        "train.budget": "" if lengths else budget,
+        "train.budget": budget,
         "train.precision": "auto",
         "evaluate.every_samples": str(max(1, samples // EVALUATIONS)),
         "checkpoint.every_steps": "0",
         "checkpoint.every_minutes": f"{min(5.0, max(0.5, seconds / 60 / SAVES)):.3g}",
         "log.every_steps": "20",
     }
-    if not init:  # a short run would otherwise end before attention has found the neighbors
+    if is_new:  # a short run would otherwise end before attention has found the neighbors
         overrides |= {"model.initial_heads": "neighbours", "model.initial_bias": "frequencies"}
-        if size in WIDE_START:
+        if rules.size in WIDE_START:
             overrides |= {"model.initializer_range": "0.06", "model.num_heads": "4"}
-    model = chosen.model
+    return overrides
+
+
+def _choices(
+    rules: Rules, text: Text, machine: Machine, budget: str, counts: Sequence[str], *, init: str, no_pairs: str
+) -> list[Choice]:
+    """The choices and their reasons; `counts` are the user's settings that replace the budget."""
+    size, epochs, model = rules.size, rules.epochs, rules.settings.model
     choices = [
-        Choice("budget", budget, f"for the size only: {lengths[0]} is set" if lengths else "training time; --budget"),
+        Choice("budget", budget, f"for the size only: {counts[0]} is set" if counts else "training time; --budget"),
         Choice("device", machine.name, f"{machine.flops_per_s * machine.devices / 1e9:,.0f} GFLOP/s in a quick test"),
-        Choice("length", f"{length} tokens", "512 on a GPU above 2 h, else 128"),
-        Choice(
-            "step",
-            f"{step:,} tokens",
-            f"about {compact(float(f'{tokens:.2g}'))} tokens in the budget, {compact(float(f'{epochs:.2g}'))} epochs",
-        ),
-        Choice("learning rate", f"{rate:g}", "for continued training" if init else f"for size {size}"),
-        Choice("dropout", dropout, f"0.1 above {EPOCHS_WITHOUT_DROPOUT} epochs, or with --init"),
-        Choice(
-            "next sentence",
-            "yes" if has_pairs else "no",
-            no_pairs or f"{text.sentences / text.documents:.1f} sentences in a document; pairs need 2",
-        ),
     ]
     if init:
-        choices.insert(2, Choice("weights", init, "size and vocabulary are theirs"))
+        choices.append(Choice("weights", init, "size and vocabulary are theirs"))
     else:
         shape = f"{model.num_layers} x {model.hidden_size}, {count_parameters(model)[0] / 1e6:.1f} M parameters"
-        choices.insert(2, Choice("size", f"{size} ({shape})", why))
-        choices.insert(3, Choice("vocabulary", f"up to {vocabulary:,}", f"word pieces, from the text; for size {size}"))
+        choices.append(Choice("size", f"{size} ({shape})", rules.why_size))
+        words = f"up to {rules.vocabulary:,}"
+        choices.append(Choice("vocabulary", words, f"word pieces, from the text; for size {size}"))
+    read, passes = compact(float(f"{rules.tokens:.2g}")), compact(float(f"{epochs:.2g}"))
+    sentences = f"{text.sentences / text.documents:.1f} sentences in a document; pairs need 2"
+    choices += [
+        Choice("length", f"{rules.length} tokens", "512 on a GPU above 2 h, else 128"),
+        Choice("step", f"{rules.step:,} tokens", f"about {read} tokens in the budget, {passes} epochs"),
+        Choice("learning rate", f"{rules.rate:g}", "for continued training" if init else f"for size {size}"),
+        Choice("dropout", rules.dropout, f"0.1 above {EPOCHS_WITHOUT_DROPOUT} epochs, or with --init"),
+        Choice("next sentence", "yes" if rules.has_pairs else "no", no_pairs or sentences),
+    ]
+    if not init:
         start = "4 heads, initial weights of 0.06" if size in WIDE_START else "a short run learns sooner"
         choices.append(Choice("masked words", f"{MODERN_MASK_PROBABILITY:.0%}", "learns more in equal time than 15 %"))
         choices.append(Choice("first heads", "on adjacent words", start))
         choices.append(Choice("output bias", "word frequencies", "so that training need not learn them first"))
-        reads = tokens / count_parameters(model)[1]
-        if reads < FEW_TOKENS and not lengths:
+        reads = rules.tokens / count_parameters(model)[1]
+        if reads < FEW_TOKENS and not counts:
             few = Choice("warning", f"{reads:.1g} tokens per parameter", "it will learn little; give a longer --budget")
             choices.append(few)
-    if epochs > MANY_EPOCHS and not lengths:
+    if epochs > MANY_EPOCHS and not counts:
         choices.append(Choice("warning", f"over {MANY_EPOCHS} epochs", "give more text, or a shorter --budget"))
-    overrides |= given
-    choices = [one for one in choices if given.keys().isdisjoint(SETTING_OF.get(one.what, ()))]
-    choices += [Choice(key, given[key], "as you set it") for key in typed]
-    return TrainingPlan(recipe, overrides, vocabulary, tuple(choices))
+    return choices
 
 
 def refuse_too_little(text: Text) -> None:
