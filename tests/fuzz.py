@@ -350,8 +350,8 @@ def readers() -> list[Reader]:
     datasets, set_ = HERE / "data" / "datasets", "set/node-cuda0/repeat-1"
     recipe = 'about = "x"\nbase = "bert-tiny"\n[optimizer]\nlearning_rate = 0.001\n[train]\nmax_steps = 10\n'
     return [
-        *(Reader(f"{verb}: {name}", f"run/{name}", read, _whole_run)
-          for verb, read in {"watch": _watch, "report": _report}.items()
+        *(Reader(f"{command}: {name}", f"run/{name}", read, _whole_run)
+          for command, read in {"watch": _watch, "report": _report}.items()
           for name in ("config.json", "environment.json", "metrics.jsonl", "telemetry.csv", "telemetry.json",
                        "logs/rank-0.jsonl")),
         Reader("profile: metrics.jsonl", "run/metrics.jsonl",

@@ -72,8 +72,8 @@ def as_job(
     launcher: str, *options: object, data: object, run: object, restarts: int = 0, **settings: object
 ) -> list[object]:
     """The words that launch the pre-training of a tiny model."""
-    verb = ["pretrain", "bert-tiny", "--data", data, "--run", run, "--restarts", restarts]
-    return ["launch", launcher, *options, "--", *verb, *helpers.tiny_arguments(**settings)]
+    command = ["pretrain", "bert-tiny", "--data", data, "--run", run, "--restarts", restarts]
+    return ["launch", launcher, *options, "--", *command, *helpers.tiny_arguments(**settings)]
 
 
 def kill_when(condition: Callable[[], bool], *arguments: object) -> None:

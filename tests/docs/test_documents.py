@@ -285,8 +285,8 @@ def load_script(name: str) -> ModuleType:
     return module
 
 
-def verbs() -> Iterator[tuple[str, Any]]:
-    """Every verb that people use, with its command."""
+def public_commands() -> Iterator[tuple[str, Any]]:
+    """Every command that people use, by its name."""
     return load_script("make_reference").commands()
 
 
@@ -441,7 +441,7 @@ def words_of(command: str) -> list[str]:
 
 
 @cache
-def all_verbs() -> Any:
+def all_commands() -> Any:
     return typer.main.get_command(app)
 
 
@@ -451,8 +451,8 @@ def setting_names() -> set[str]:
 
 
 def check_command(command: str, *, is_whole: bool) -> None:
-    """Raise for a verb, an option, a setting or a recipe that does not exist; nothing is run."""
-    node: Any = all_verbs()
+    """Raise for a command, an option, a setting or a recipe that does not exist; nothing is run."""
+    node: Any = all_commands()
     words = words_of(command)
     if words[:1] == ["launch"] and "--" in words:
         place = words.index("--")
@@ -461,7 +461,7 @@ def check_command(command: str, *, is_whole: bool) -> None:
     words = [*words[1:], "--help"] if words[:1] == ["help"] else words
     while hasattr(node, "commands") and words and not words[0].startswith("-"):
         if words[0].isupper() or words[0].startswith(("{", "...")):
-            return  # a stand-in for any verb
+            return  # a stand-in for any command
         assert words[0] in node.commands, f"there is no command {words[0]}"
         node = node.commands[words.pop(0)]
     if hasattr(node, "commands") or not is_whole:
@@ -488,7 +488,7 @@ def check_command(command: str, *, is_whole: bool) -> None:
 
 @pytest.mark.parametrize("document", documents(), ids=name_of)
 def test_commands_could_be_run(document: Path) -> None:
-    """Verbs, options, settings and recipes exist, and the values given to settings are such as they take."""
+    """Commands, options, settings and recipes exist, and the values given to settings are such as they take."""
     for command, is_whole in commands_of(document.read_text(encoding="utf-8")):
         try:
             check_command(command.replace("…", ""), is_whole=is_whole)

@@ -17,7 +17,7 @@ import pytest
 from bertrain.config.recipe import recipe_names
 from bertrain.config.resolve import resolve
 from tests import helpers
-from tests.docs.test_documents import check_command, verbs
+from tests.docs.test_documents import check_command, public_commands
 from tests.miniature_tasks import command_line
 
 ROOT = Path(__file__).parents[2]
@@ -220,18 +220,18 @@ def test_help_imports_nothing_heavy() -> None:
     assert "pretrain" in done.stdout
 
 
-VERBS = dict(verbs())
+COMMANDS = dict(public_commands())
 
 
-@pytest.mark.parametrize("verb", VERBS)
-def test_every_verb_has_an_example(verb: str) -> None:
+@pytest.mark.parametrize("name", COMMANDS)
+def test_every_command_has_an_example(name: str) -> None:
     """In its help, which is also what --help prints; the command in it could be run."""
-    help = inspect.cleandoc(VERBS[verb].help)
+    help = inspect.cleandoc(COMMANDS[name].help)
     command = " ".join(help.partition("Example: ")[2].split())
-    assert command.startswith(f"bertrain {verb} ") or command == f"bertrain {verb}"
+    assert command.startswith(f"bertrain {name} ") or command == f"bertrain {name}"
     check_command(command, is_whole=True)
-    for parameter in VERBS[verb].params:
-        assert parameter.help or parameter.name == "help", f"{verb}: {parameter.name} has no help"
+    for parameter in COMMANDS[name].params:
+        assert parameter.help or parameter.name == "help", f"{name}: {parameter.name} has no help"
 
 
 def test_help_prints_the_example() -> None:

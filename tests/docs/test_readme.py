@@ -17,7 +17,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.docs.test_documents import Action, perform, verbs
+from tests.docs.test_documents import Action, perform, public_commands
 from tests.miniature_tasks import command_line
 from tests.training.test_train import write_articles
 
@@ -95,9 +95,9 @@ def test_the_demo_trains_and_guesses_words(tmp_path: Path) -> None:
         assert (tmp_path / "out" / made).is_file()
 
 
-def test_every_verb_is_in_the_reference() -> None:
+def test_every_command_is_in_the_reference() -> None:
     reference = (ROOT / "docs" / "reference.md").read_text(encoding="utf-8")
-    assert not [name for name, _ in verbs() if f"### bertrain {name}\n" not in reference]
+    assert not [name for name, _ in public_commands() if f"### bertrain {name}\n" not in reference]
 
 
 @pytest.mark.parametrize("command", RUN_ELSEWHERE)

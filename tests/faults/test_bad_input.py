@@ -54,7 +54,7 @@ def start(data: Path, run: Path, **overrides: object) -> list[object]:
 
 
 @pytest.mark.parametrize(
-    ("verb", "option", "one"),
+    ("command", "option", "one"),
     [
         ("prepare", "--on-error", "skip"),
         ("prepare", "--engine", "dask"),
@@ -67,8 +67,8 @@ def start(data: Path, run: Path, **overrides: object) -> list[object]:
         ("pack", "--algorithm", "nnlshp"),
     ],
 )
-def test_no_such_choice(refused: Refused, data: Path, tmp_path: Path, verb: str, option: str, one: str) -> None:
-    said = refused("data", verb, data, "--out", tmp_path / "out", option, "other")
+def test_no_such_choice(refused: Refused, data: Path, tmp_path: Path, command: str, option: str, one: str) -> None:
+    said = refused("data", command, data, "--out", tmp_path / "out", option, "other")
     assert option in said
     assert "'other' is not one of" in said
     assert f"'{one}'" in said

@@ -111,13 +111,14 @@ def test_during_an_evaluation_the_evaluation_is_left_and_the_step_saved(tmp_path
 
 @pytest.fixture(scope="module")
 def corpus(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Text that takes every verb a while."""
+    """Text that takes every command a while."""
     return helpers.write_corpus(tmp_path_factory.mktemp("text") / "corpus.txt", documents=60_000)
 
 
-@pytest.mark.parametrize("verb", ["extract", "prepare", "vocab"])
-def test_a_data_verb_ends_with_one_sentence(corpus: Path, tmp_path: Path, verb: str) -> None:
-    launched = start(tmp_path, "data", verb, corpus, "--out", tmp_path / "out", *(["--workers", 2] * (verb != "vocab")))
+@pytest.mark.parametrize("command", ["extract", "prepare", "vocab"])
+def test_a_data_command_ends_with_one_sentence(corpus: Path, tmp_path: Path, command: str) -> None:
+    workers = [] if command == "vocab" else ["--workers", 2]
+    launched = start(tmp_path, "data", command, corpus, "--out", tmp_path / "out", *workers)
     try:
         launched.wait_until(lambda: launched.process.pid in _catching(), "the handler")
         launched.process.send_signal(signal.SIGINT)
@@ -126,7 +127,7 @@ def test_a_data_verb_ends_with_one_sentence(corpus: Path, tmp_path: Path, verb: 
         launched.kill()
     assert "Traceback" not in launched.err
     (sentence,) = [line for line in launched.err.splitlines() if line.startswith("bertrain:")]
-    assert ("the same command continues" in sentence) == (verb == "prepare")
+    assert ("the same command continues" in sentence) == (command == "prepare")
     assert not (tmp_path / "out").exists()
 
 

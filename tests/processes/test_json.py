@@ -1,4 +1,4 @@
-"""`--json` of every verb: stdout holds JSON alone, whatever else the verb and the libraries it calls print."""
+"""`--json` of every command: stdout holds JSON alone, whatever else the command and the libraries it calls print."""
 
 from __future__ import annotations
 
@@ -97,18 +97,18 @@ CASES = {
     "launch preflight": [Case("launch preflight {job}")],
     "launch status": [Case("launch status {job}")],
 }
-"""All verbs that have --json. None needs a service."""
+"""All commands that have --json. None needs a service."""
 
 
-def verbs_with_json(group: Any, path: tuple[str, ...] = ()) -> Iterator[tuple[str, Any]]:
+def commands_with_json(group: Any, path: tuple[str, ...] = ()) -> Iterator[tuple[str, Any]]:
     for name, command in group.commands.items():
         if hasattr(command, "commands"):
-            yield from verbs_with_json(command, (*path, name))
+            yield from commands_with_json(command, (*path, name))
         elif any("--json" in option.opts for option in command.params):
             yield " ".join((*path, name)), command
 
 
-VERBS = dict(verbs_with_json(typer.main.get_command(app)))
+COMMANDS = dict(commands_with_json(typer.main.get_command(app)))
 
 
 @pytest.fixture(scope="module")
@@ -160,15 +160,16 @@ def refuse_constant(name: str) -> None:
     pytest.fail(f"{name} is no JSON")
 
 
-def test_every_verb_has_a_case() -> None:
-    assert CASES.keys() == VERBS.keys()
+def test_every_command_has_a_case() -> None:
+    assert CASES.keys() == COMMANDS.keys()
 
 
 @pytest.mark.parametrize(
-    ("verb", "case"), [pytest.param(verb, case, id=case.words[:40]) for verb, cases in CASES.items() for case in cases]
+    ("command", "case"),
+    [pytest.param(command, case, id=case.words[:40]) for command, cases in CASES.items() for case in cases],
 )
 def test_stdout_holds_json_alone(
-    verb: str,
+    command: str,
     case: Case,
     inputs: dict[str, object],
     tmp_path: Path,
@@ -176,7 +177,7 @@ def test_stdout_holds_json_alone(
     capfd: pytest.CaptureFixture[str],
 ) -> None:
     words = [word.format(**inputs, out=tmp_path) for word in shlex.split(case.words)] + ["--json"]
-    assert words[: len(verb.split())] == verb.split()
+    assert words[: len(command.split())] == command.split()
     if case.own_process:
         printed = helpers.bertrain(*words).stdout
     else:
@@ -189,7 +190,7 @@ def test_stdout_holds_json_alone(
     assert printed
     for value in printed.splitlines() if case.is_stream else [printed]:
         json.loads(value, parse_constant=refuse_constant)
-    assert not case.is_stream or "line" in VERBS[verb].help.partition("With --json, ")[2]
+    assert not case.is_stream or "line" in COMMANDS[command].help.partition("With --json, ")[2]
 
 
 def test_prints_of_libraries_go_to_stderr(capfd: pytest.CaptureFixture[str]) -> None:

@@ -374,14 +374,14 @@ def test_a_dry_run_predicts_the_time_on_the_gpu_that_is_named(tmp_path: Path, mo
     helpers.make_data(tmp_path)
     monkeypatch.chdir(tmp_path)
     job = ("launch", "slurm", "--nodes", 2, "--gpus-per-node", 8, "--dry-run")
-    verb = ("--", "pretrain", "bert-base", "--data", "data", "--run", "run")
-    named = command_line(*job, "--gpu", "h100", *verb).out.splitlines()[-1]
+    command = ("--", "pretrain", "bert-base", "--data", "data", "--run", "run")
+    named = command_line(*job, "--gpu", "h100", *command).out.splitlines()[-1]
     assert named.startswith("# time by `bertrain plan` for 16 h100 in 2 machines")
     assert named.endswith(" for 100,000 steps")
-    unnamed = command_line(*job, *verb).out.splitlines()[-1]
+    unnamed = command_line(*job, *command).out.splitlines()[-1]
     assert unnamed.startswith("# time: not predicted")
     assert "--gpu" in unnamed
-    on_cpu = command_line("launch", "slurm", "--nodes", 2, "--procs-per-node", 2, "--dry-run", *verb).out
+    on_cpu = command_line("launch", "slurm", "--nodes", 2, "--procs-per-node", 2, "--dry-run", *command).out
     assert on_cpu.splitlines()[-1].startswith("# time: not predicted, as the nodes' CPU")
 
 
@@ -397,7 +397,7 @@ def test_a_dry_run_predicts_the_time_on_the_gpu_that_is_named(tmp_path: Path, mo
         ("--gpus-per-node 2 -- pretrain bert-tiny --dta data", "unknown-option", "--data"),
     ],
 )
-def test_the_error_is_that_of_the_verb(arguments: str, code: str, named: str, tmp_path: Path) -> None:
+def test_the_error_is_that_of_the_command(arguments: str, code: str, named: str, tmp_path: Path) -> None:
     done = command_line("launch", "slurm", "--dry-run", *arguments.split(), check=False)
     assert done.code == 2
     assert f"[{code}]" in done.err

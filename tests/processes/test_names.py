@@ -151,10 +151,10 @@ def test_a_name_that_is_not_utf8_is_refused_before_anything_is_written(
         odd_job(tmp_path, "local", odd, monkeypatch)
     data, before = helpers.make_data(tmp_path), sorted(tmp_path.rglob("*"))
     monkeypatch.chdir(tmp_path)
-    verb = ["pretrain", "bert-tiny", "--data", data, *helpers.tiny_arguments(train__max_steps=1)]
+    command = ["pretrain", "bert-tiny", "--data", data, *helpers.tiny_arguments(train__max_steps=1)]
     for here, run in ((tmp_path, tmp_path / odd / "run"), (tmp_path / odd, "run")):
         monkeypatch.chdir(here)
-        done = command_line(*verb, "--run", run, check=False)
+        done = command_line(*command, "--run", run, check=False)
         assert (done.code, done.out) == (2, "")
         assert "[name-not-utf8]" in done.err
     (tmp_path / "texts").mkdir()

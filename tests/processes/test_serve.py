@@ -460,9 +460,9 @@ def test_what_cannot_be_served_is_refused(models: Models, tmp_path: Path) -> Non
 def test_a_missing_library_is_one_sentence(models: Models, tmp_path: Path) -> None:
     (tmp_path / "starlette.py").write_text("raise ImportError\n")
     shadowed = {"PYTHONPATH": f"{tmp_path}{os.pathsep}{os.environ.get('PYTHONPATH', '')}"}
-    for verb in (("serve", models.classify), ("watch", models.classify, "--web")):
+    for words in (("serve", models.classify), ("watch", models.classify, "--web")):
         process = helpers.subprocess.run(
-            helpers.command(*verb), env=helpers.environment() | shadowed, capture_output=True, text=True, check=False
+            helpers.command(*words), env=helpers.environment() | shadowed, capture_output=True, text=True, check=False
         )
         assert process.returncode == 2
         assert "pip install 'bertrain[serve]'" in process.stderr

@@ -21,7 +21,7 @@ def imported(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def test_the_verbs(imported: Path, tmp_path: Path) -> None:
+def test_the_commands(imported: Path, tmp_path: Path) -> None:
     assert "cls/predictions/output_bias  15  float32  60 bytes  -> masked_words.bias" in said("show", GOOGLE)
     assert "tf1, step 20, 701 parameters" in said("show", GOOGLE)
     assert "38 of 38 tensors are equal; the same" in said("compare", GOOGLE, imported)

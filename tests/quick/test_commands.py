@@ -1,4 +1,4 @@
-"""The verbs that look and tell: recipes, settings, doctor, vocab, stats; their JSON and their Python twins."""
+"""The commands that look and tell: recipes, settings, doctor, vocab, stats; their JSON and their Python twins."""
 
 from __future__ import annotations
 
@@ -47,11 +47,11 @@ def test_a_type_checker_sees_the_names_that_are_loaded_lazily() -> None:
 
 def test_verbs_that_train_take_the_same_short_options() -> None:
     root: Any = typer.main.get_command(app)
-    verbs = [root.commands["pretrain"], root.commands["finetune"], root.commands["mlperf"].commands["run"]]
+    commands = [root.commands["pretrain"], root.commands["finetune"], root.commands["mlperf"].commands["run"]]
     names = {entry["name"]: entry for entry in describe()}
     for option in TRAINING_OPTIONS:
         assert option.setting in names
-        found = [next(one for one in verb.params if option.option in one.opts) for verb in verbs]
+        found = [next(one for one in command.params if option.option in one.opts) for command in commands]
         assert {one.help for one in found} == {f"{option.setting}: {option.help}"}
     resumed = {name for one in root.commands["resume"].params for name in one.opts}
     for option in TRAINING_OPTIONS:
@@ -182,7 +182,7 @@ def test_help_is_where_people_look_for_it(monkeypatch: pytest.MonkeyPatch, capsy
     assert "..." not in shown[0].partition("Options:")[2], "no description is cut"
     root: Any = typer.main.get_command(app)
     headings = {name for names in WORDS["headings"].values() for name in names.split()}
-    assert {name for name, verb in root.commands.items() if not verb.hidden} <= headings
+    assert {name for name, command in root.commands.items() if not command.hidden} <= headings
     assert all(f"{heading}:" in shown[0] for heading in WORDS["headings"])
     for words in (["help", "weights", "show"], ["weights", "show", "-h"]):
         assert run_main(monkeypatch, *words) == 0
@@ -221,8 +221,8 @@ def test_help_takes_the_width_of_the_terminal(monkeypatch: pytest.MonkeyPatch) -
 def test_verbs_that_are_not_there_and_systems_that_are_not_supported(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    for verb, named in (("compare", "bertrain report"), ("prepare", "data prepare")):
-        assert run_main(monkeypatch, verb, "x") == 2
+    for command, named in (("compare", "bertrain report"), ("prepare", "data prepare")):
+        assert run_main(monkeypatch, command, "x") == 2
         said = capsys.readouterr().err
         assert named in said
         assert "[unknown-command]" in said

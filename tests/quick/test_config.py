@@ -25,7 +25,7 @@ from bertrain.config.settings import Settings
 from bertrain.training.task_settings import resolve_task
 from tests import helpers
 
-VERBS = ("pretrain", "mlperf run", "profile run")
+COMMANDS = ("pretrain", "mlperf run", "profile run")
 GOLDEN = Path(__file__).parents[1] / "golden" / "recipes-of-8764bd3.json"
 CHANGED_SINCE: dict[str, dict[str, Any]] = {
     "gpu-variability-4x16": {"log.telemetry": True},
@@ -54,7 +54,7 @@ CHANGED_SINCE: dict[str, dict[str, Any]] = {
 def test_recipes_are_whole_and_say_how_to_run_them(recipe: Recipe) -> None:
     settings = resolve(recipe.name)
     assert from_dict(json.loads(json.dumps(settings.to_dict()))) == settings
-    ways = [f"{verb} {recipe.name} " for verb in VERBS]
+    ways = [f"{command} {recipe.name} " for command in COMMANDS]
     ways = [f"finetune {settings.task.name}", "bertrain finetune"] if settings.task.name else ways
     assert any(way in recipe.about for way in ways)
     assert recipe.group in GROUPS

@@ -495,7 +495,7 @@ def test_strange_names_never_reach_the_checker_which_would_open_them(tmp_path: P
         check_results(tmp_path)
 
 
-# --- the verbs ----------------------------------------------------------------------------------------------
+# --- the commands ----------------------------------------------------------------------------------------------
 
 
 def test_show_prints_a_json_line_for_each_log_and_the_score(tmp_path: Path) -> None:

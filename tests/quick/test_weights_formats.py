@@ -459,7 +459,7 @@ def test_show_counts_what_is_there(imported: Path, split: Path) -> None:
 
 
 def said(*arguments: object) -> str:
-    """What a verb of `bertrain weights` prints, in this process."""
+    """What a command of `bertrain weights` prints, in this process."""
     done = CliRunner().invoke(weights.app, [str(argument) for argument in arguments])
     assert done.exit_code == 0, done.output
     return done.output

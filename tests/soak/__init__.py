@@ -1,1 +1,1 @@
-"""A soak: random trouble for every verb, for as long as there is time, with one table at the end."""
+"""A soak: random trouble for every command, for as long as there is time, with one table at the end."""

@@ -21,7 +21,7 @@ SHOWS_RECORDS = ("report", "logs", "model card")
 
 
 def flip(draw: random.Random, scene: Scene, place: Path) -> Outcome:
-    """One bit of one file of a run that stopped before its end: each verb finds it or gives the same result."""
+    """One bit of one file of a run that stopped before its end: each command finds it or gives the same result."""
     run = scene.folder / "flipped" / "run"
     if run.parent.exists():
         shutil.rmtree(run.parent)
@@ -46,28 +46,28 @@ def flip(draw: random.Random, scene: Scene, place: Path) -> Outcome:
     except AssertionError as error:
         raise AssertionError(f"{note}: {error}") from None
     found = shown = False
-    for verb, (code, err, result) in used.items():
-        whole = scene.references["flipped"][verb]
-        assert "Traceback" not in err, f"{note}, {verb}: {err[-3000:]}"
+    for command, (code, err, result) in used.items():
+        whole = scene.references["flipped"][command]
+        assert "Traceback" not in err, f"{note}, {command}: {err[-3000:]}"
         if code:
-            assert (code, len(Ended(code, err).sentences)) == (2, 1), f"{note}, {verb}: {code}\n{err[-2000:]}"
+            assert (code, len(Ended(code, err).sentences)) == (2, 1), f"{note}, {command}: {code}\n{err[-2000:]}"
             found = True
         elif result != whole[2]:
             if "warning:" in err.replace(whole[1], ""):
                 found = True
-            elif verb in SHOWS_RECORDS and RECORDS & {*named.parts}:
+            elif command in SHOWS_RECORDS and RECORDS & {*named.parts}:
                 shown = True
             else:
-                raise AssertionError(f"{note}, {verb}: another result without a word:\n{result}\nnot\n{whole[2]}")
+                raise AssertionError(f"{note}, {command}: another result without a word:\n{result}\nnot\n{whole[2]}")
         else:
             found = found or "warning:" in err.replace(whole[1], "")
     return Outcome(found=found, shown=shown and not found, harmless=not (found or shown), note=note)
 
 
 def _use(run: Path, data: Path, folder: Path) -> dict[str, tuple[int, str, object]]:
-    """The exit code, the errors and the result of each verb that reads a run; resume comes last, which changes it."""
+    """Exit code, errors and result of each command that reads a run; resume comes last, which changes it."""
     exported, page = folder / "exported", folder / "report.html"
-    verbs: dict[str, tuple[list[object], Callable[[str], object]]] = {
+    commands: dict[str, tuple[list[object], Callable[[str], object]]] = {
         "evaluate": (["evaluate", run, "--data", data, "--json"], str),
         "fill-mask": (["fill-mask", run, "bato [MASK] kese", "--json"], str),
         "weights export": (["weights", "export", run, "--out", exported], lambda _: _without_card(exported)),
@@ -77,9 +77,9 @@ def _use(run: Path, data: Path, folder: Path) -> dict[str, tuple[int, str, objec
         "resume": (["resume", run], lambda _: _tensors(run)),
     }
     found = {}
-    for verb, (words, result) in verbs.items():
+    for command, (words, result) in commands.items():
         ended = command_line(*words, check=False)
-        found[verb] = (ended.code, ended.err, result(ended.out) if ended.code == 0 else None)
+        found[command] = (ended.code, ended.err, result(ended.out) if ended.code == 0 else None)
     return found
 
 

@@ -294,7 +294,7 @@ def _names_of_out(place: Path) -> dict[str, str]:
 
 
 def _files(*words: object, out: str = "out") -> Job:
-    """A verb that writes equal files each time; a word @NAME is that input of the scene."""
+    """A command that writes equal files each time; a word @NAME is that input of the scene."""
 
     def command(scene: Scene, place: Path) -> list[object]:
         given = [scene.inputs / str(word)[1:] if str(word).startswith("@") else word for word in words]

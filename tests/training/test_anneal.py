@@ -90,8 +90,8 @@ def test_the_first_run_may_go_on_and_lose_the_checkpoint(tmp_path: Path) -> None
         resume(annealed)
 
 
-def test_the_verb(tmp_path: Path) -> None:
-    """On two ranks, with another shape and other data, and what other verbs make of the run."""
+def test_the_command(tmp_path: Path) -> None:
+    """On two ranks, with another shape and other data, and what other commands make of the run."""
     data, stable = helpers.make_data(tmp_path), tmp_path / "stable"
     other = helpers.make_data(tmp_path / "other", documents=20)
     pretrain(helpers.tiny_settings(**STABLE), data, stable)
@@ -104,8 +104,8 @@ def test_the_verb(tmp_path: Path) -> None:
     assert (run.settings.train.max_steps, run.settings.schedule.decay_start) == (7, 5)
     base = run.settings.optimizer.learning_rate
     assert [record["learning_rate"] for record in records(run.folder)] == pytest.approx([base, 0.75 * base])
-    for verb in (("report",), ("logs",), ("watch", "--once"), ("weights", "show")):
-        command_line(*verb, run.folder)
+    for command in (("report",), ("logs",), ("watch", "--once"), ("weights", "show")):
+        command_line(*command, run.folder)
     assert "[other-run]" in command_line(*words, "--schedule.decay", "cosine", check=False).err
 
 

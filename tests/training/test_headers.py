@@ -67,8 +67,8 @@ def options(settings: dict[str, str]) -> list[str]:
     return [word for key, value in settings.items() for word in (f"--{key}", value)]
 
 
-def recipes(verb: str) -> list[Recipe]:
-    return [recipe for recipe in list_recipes() if verb in command_of(recipe)]
+def recipes(command: str) -> list[Recipe]:
+    return [recipe for recipe in list_recipes() if command in command_of(recipe)]
 
 
 def launched(words: list[str], small: list[object]) -> str:
