@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from itertools import groupby
 from pathlib import Path
 from typing import Annotated
@@ -28,7 +27,8 @@ def recipes(
     Example: bertrain recipes bert-large-phase1
     """
     if name is not None:
-        print(json.dumps(config.resolve(name).to_dict(), indent=1) if as_json else config.flatten_recipe(name), end="")
+        if not printed_json(config.resolve(name).to_dict(), as_json):
+            print(config.flatten_recipe(name), end="")
         return
     listed = recipe_files.list_recipes()
     if printed_json({recipe.name: recipe.headline for recipe in listed}, as_json):

@@ -26,15 +26,8 @@ from bertrain.cli.options import brief_help, new_app, refuse_misspelled
 from bertrain.cli.pipeline import pipeline_app
 from bertrain.ranks.signals import INTERRUPTS, end_with_launcher, note_interrupt
 
-CONTINUES = {
-    "train",
-    "prepare",
-    "download",
-    "mlperf",
-    "embed",
-    "sweep",
-    "finetune",
-}  # commands that keep what they have done when they are interrupted
+# Commands that keep what they have done when they are interrupted.
+CONTINUES = ("train", "data prepare", "data download", "data mlperf", "mlperf run", "embed", "sweep", "finetune")
 NO_MEMORY = ("failed to map segment", "cannot allocate memory", "can't start new thread", "bad_alloc")
 UsageError: Any = typer.BadParameter.__base__  # click's class, which typer does not export in every version
 
@@ -106,7 +99,7 @@ def _run() -> None:
             raise SystemExit(errors.EXIT_USER_ERROR) from None
         code = errors.EXIT_INTERRUPTED
     if code == errors.EXIT_INTERRUPTED:  # typer catches the interrupt in some versions
-        is_kept = CONTINUES & set(sys.argv[1:3])
+        is_kept = " ".join([*sys.argv[1:3], ""]).startswith(tuple(f"{command} " for command in CONTINUES))
         what = "; the same command continues where it stopped" if is_kept else ""
         print(f"bertrain: interrupted{what}", file=sys.stderr)
         raise SystemExit(errors.EXIT_INTERRUPTED)
