@@ -25,10 +25,11 @@ from typer import Argument, Option
 from typer.core import TyperGroup
 
 from bertrain.base.errors import UserError
+from bertrain.base.isa import cap_isa
 from bertrain.base.machine import under_launcher
 from bertrain.config import choices
 from bertrain.config.recipe import recipe_names
-from bertrain.config.resolve import WORDS, describe, parse_overrides
+from bertrain.config.resolve import WORDS, describe, parse_overrides, resolve
 
 if TYPE_CHECKING:
     from bertrain.config.settings import Settings, TrainSettings
@@ -326,11 +327,16 @@ def prepare_process(train: TrainSettings) -> None:
     """Set what torch's libraries read when they are loaded: instruction set, memory allocator, OpenMP runtime."""
     if is_launched():
         return
-    from bertrain.base.isa import cap_isa
     from bertrain.ranks.preload import start_again
 
     start_again(train.device, train.allocator, train.openmp)
     cap_isa(train.isa)
+
+
+def cap_instructions(overrides: Overrides) -> None:
+    """Set the instruction set that the command line asks for, for commands that resolve settings with torch loaded."""
+    if not is_launched():
+        cap_isa(resolve("bert-tiny", [pair for pair in overrides if pair[0] == "train.isa"]).train.isa)
 
 
 def start_ranks(

@@ -10,7 +10,6 @@ from typer import Argument, Option
 
 from bertrain.base.errors import UserError
 from bertrain.base.formatting import counted, few
-from bertrain.base.isa import cap_isa
 from bertrain.base.machine import is_first_rank
 from bertrain.cli.options import (
     ENCODING,
@@ -23,6 +22,7 @@ from bertrain.cli.options import (
     InitialWeights,
     Overrides,
     SettingsFile,
+    cap_instructions,
     is_launched,
     new_app,
     prepare_process,
@@ -141,7 +141,7 @@ def sweep(
         raise UserError(
             "conflicting-options", "--dry-run has no results to print as JSON; leave one of --json and --dry-run out"
         )
-    cap_isa(dict(overrides).get("train.isa", "auto"))  # type: ignore[arg-type]  # other values are refused below
+    cap_instructions(overrides)
     from bertrain.pipeline import sweep as sweeping
     from bertrain.pipeline.sweep_results import print_results
 

@@ -10,7 +10,6 @@ from typer import Argument, Option
 
 from bertrain.base.errors import UserError
 from bertrain.base.formatting import wrap
-from bertrain.base.isa import cap_isa
 from bertrain.base.machine import is_first_rank
 from bertrain.cli import options
 from bertrain.config.choices import EmbeddingPrecision, Pooling
@@ -59,8 +58,7 @@ def finetune(
         raise UserError(
             "conflicting-options", "--dry-run has no metrics to print as JSON; leave one of --json and --dry-run out"
         )
-    if not options.is_launched():
-        cap_isa(dict(overrides).get("train.isa", "auto"))  # type: ignore[arg-type]  # other values are refused below
+    options.cap_instructions(overrides)
     from bertrain.base.files import absolute
     from bertrain.training import finetune as tuning
     from bertrain.training import predict as predicting
