@@ -78,7 +78,9 @@ def finetune(
         from bertrain.training.announce import dry_run as describe
 
         for name, settings in resolved.items():
-            print(describe(settings, data, run=places[name][0], world=options.world(nproc), init=beginning))
+            text = describe(settings, data, run=places[name][0], world=options.world(nproc), init=beginning)
+            if is_first_rank():
+                print(text)
         return
     if options.starts_ranks(nproc, restarts):
         world, here = options.world(nproc), not options.is_launched()
