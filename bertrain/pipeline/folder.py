@@ -31,7 +31,7 @@ def locked(out: Path, description: str, *known: str) -> Iterator[None]:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            raise UserError("already-running", f"another process is training in {out}; wait for it") from None
+            raise UserError("already-running", f"another process is working in {out}; wait for it") from None
         try:
             yield
         finally:
