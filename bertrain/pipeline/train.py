@@ -37,7 +37,7 @@ from bertrain.base.schema import Count, JsonError, check_value, load_json
 from bertrain.config.choices import DocumentEnd, OnError
 from bertrain.config.model_size import count_parameters
 from bertrain.config.resolve import to_toml
-from bertrain.config.settings import Settings
+from bertrain.config.settings import ModelSettings, Settings
 from bertrain.data.text.documents import EXTRACT_DESCRIPTION, EXTRACT_TRAINING
 from bertrain.data.text.survey import survey
 from bertrain.pipeline.folder import locked
@@ -203,19 +203,16 @@ def _choose(counts: Mapping[str, int], request: Request, nproc: int) -> Training
         budget=request.budget,
         size=request.size,
         init=request.init,
-        no_pairs=_why_no_pairs(request.init),
+        initial=_initial_model(request.init),
         given=request.settings(of_task=False),
     )
 
 
-def _why_no_pairs(init: str) -> str:
-    """Why the weights to begin with learn no sentence pairs; those of the Hub, not here yet, are taken for a BERT."""
+def _initial_model(init: str) -> ModelSettings | None:
+    """The model of the weights to begin with; None if there are none, or those of the Hub, which are not here yet."""
     from bertrain.weights.source import open_source
 
-    settings = None if not init or init.startswith(HUB_PREFIX) else open_source(init, hashes=False).settings
-    if settings is None or (settings.family == "bert" and not settings.is_roberta):
-        return ""
-    return "RoBERTa has none" if settings.is_roberta else f"model.family {settings.family} has none"
+    return None if not init or init.startswith(HUB_PREFIX) else open_source(init, hashes=False).settings
 
 
 # --- text to examples -------------------------------------------------------------------------------------------
