@@ -57,19 +57,6 @@ class Request:
             if key.startswith("task.") == of_task or (of_task and (key.startswith("log.") or key in OF_BOTH))
         }
 
-    def without_logging(self) -> Request:
-        """The request without settings of what is printed and logged, which a repeated command may change."""
-        return replace(self, overrides=tuple(pair for pair in self.overrides if not pair[0].startswith("log.")))
-
-    def describe(self, field: str) -> str:
-        """One wish as it was typed, with or without its option."""
-        value = getattr(self, field)
-        if field == "overrides":
-            return " ".join(f"--{key} {item}" for key, item in value) or "no settings"
-        option = {"inputs": "TEXT", "evaluation_share": "--eval"}.get(field, f"--{field.replace('_', '-')}")
-        shown = " ".join(value) if isinstance(value, tuple) else str(value)
-        return f"{option} {shown}" if shown else f"no {option}"
-
 
 def make_request(given: dict[str, Any]) -> Request:
     """The arguments of `train`, checked; paths are absolute, so that the command may be repeated from elsewhere."""

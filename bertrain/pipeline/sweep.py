@@ -11,7 +11,6 @@ same command continues after an interruption at any point. `sweep_results.py` ra
 
 from __future__ import annotations
 
-import json
 import os
 import re
 import signal
@@ -20,21 +19,20 @@ import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from itertools import product
 from pathlib import Path
 from types import FrameType
 
 from bertrain.base.console import warn
 from bertrain.base.errors import RequeueError, StoppedError, UserError, nearest
-from bertrain.base.files import absolute, write_atomically
+from bertrain.base.files import absolute
 from bertrain.base.formatting import GIB, counted
 from bertrain.base.machine import under_launcher
-from bertrain.base.schema import JsonError, load_json
 from bertrain.config.recipe import recipe_names
 from bertrain.config.resolve import Overrides, absolute_overrides, resolve
 from bertrain.config.settings import Settings
-from bertrain.pipeline.folder import locked
+from bertrain.pipeline.folder import locked, read_begun, write_begun
 from bertrain.pipeline.sweep_results import Swept, rank_runs
 from bertrain.ranks.signals import LAUNCHER, STOP_SIGNALS, handling
 from bertrain.run.folder import Run
@@ -118,7 +116,7 @@ def sweep(
         done = _read_done(out / SWEEP, request)
         waiting = [run for run in planned if run.name not in done]
         slots = choose_slots(request, waiting, out, at_once)
-        _write(out / SWEEP, request, done)
+        write_begun(out / SWEEP, request, done=done)
         print(f"{out}: {counted(len(planned), 'run')}, {len(done)} of them done; {slots.reason}", flush=True)
         failed = _run_all(request, waiting, out, slots, done, len(planned))
         return rank_runs(out, [(run.point, out / run.name) for run in planned if run.name in done], failed)
@@ -190,27 +188,9 @@ def plan_runs(request: Request) -> list[PlannedRun]:
 
 
 def _read_done(path: Path, request: Request) -> list[str]:
-    """The names of the runs that are done; refuses a folder that another request began."""
-    if not path.is_file():
-        return []
-    try:
-        kept = load_json(path, {"request": {}, "done": list[str]})
-    except JsonError as error:
-        raise UserError("damaged-file", f"{path} is damaged ({error}); choose another --out") from None
-    for name, value in asdict(request).items():
-        if (begun := kept["request"].get(name)) != value:
-            was = f"{path.parent} was started with {name} {json.dumps(begun)}, not {json.dumps(value)}"
-            raise UserError("other-request", f"{was}; use the same value, or choose another --out")
-    done: list[str] = kept["done"]
+    """The names of the runs that are done."""
+    done: list[str] = read_begun(path, request, {"done": list[str]}).get("done", [])
     return done
-
-
-def _write(path: Path, request: Request, done: Sequence[str]) -> None:
-    try:
-        write_atomically(path, json.dumps({"request": asdict(request), "done": done}, indent=1) + "\n")
-    except OSError as error:
-        cure = "free some space, then run the same command to continue"
-        raise UserError("cannot-write", f"could not write {path}: {error.strerror or error}; {cure}") from None
 
 
 # --- how many at once -------------------------------------------------------------------------------------------
@@ -316,7 +296,7 @@ def _run_all(
                     free.append(slot)
                     if code == 0:
                         done.append(run.name)
-                        _write(out / SWEEP, request, done)
+                        write_begun(out / SWEEP, request, done=done)
                         print(f"{run.name}: done, {len(done)} of {total}", flush=True)
                     elif not received:
                         failed[run.name] = _last_words(out / OUTPUT / f"{run.name}.txt", code)
