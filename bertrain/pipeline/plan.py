@@ -9,17 +9,16 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Literal, get_args
+from typing import get_args
 
 from bertrain.base.errors import UserError
 from bertrain.base.formatting import compact, counted, duration, wrap
 from bertrain.base.units import parse_duration
-from bertrain.config.choices import MODERN_MASK_PROBABILITY
+from bertrain.config.choices import MODERN_MASK_PROBABILITY, Size
 from bertrain.config.model_size import count_parameters, training_flops
 from bertrain.config.resolve import resolve
 from bertrain.config.settings import ModelSettings, Settings
 
-Size = Literal["auto", "tiny", "mini", "small", "medium", "base", "large"]
 HELD_OUT = "held-out"  # the folder in OUT of the examples to evaluate on
 SIZES = tuple(size for size in get_args(Size) if size != "auto")
 

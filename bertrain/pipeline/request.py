@@ -9,10 +9,10 @@ from typing import Any
 from bertrain.base.errors import UserError
 from bertrain.base.files import HUB_PREFIX, absolute, existing_parent, is_writable
 from bertrain.base.units import parse_duration
-from bertrain.config.choices import DocumentEnd, OnError
+from bertrain.config.choices import DocumentEnd, OnError, Size
 from bertrain.config.resolve import absolute_overrides, resolve
 from bertrain.data.text.languages import check_language
-from bertrain.pipeline.plan import HELD_OUT, Size
+from bertrain.pipeline.plan import HELD_OUT
 
 TASKS = ("classify",)
 OF_BOTH = tuple(

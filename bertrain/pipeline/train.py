@@ -33,14 +33,14 @@ from bertrain.base.files import HUB_PREFIX, write_atomically, writing
 from bertrain.base.formatting import BASELINE, compact, counted, duration, show_brief, title_of, wrap
 from bertrain.base.machine import is_first_rank, under_launcher
 from bertrain.base.schema import Count, JsonError, load_json
-from bertrain.config.choices import DocumentEnd, OnError
+from bertrain.config.choices import DocumentEnd, OnError, Size
 from bertrain.config.model_size import count_parameters
 from bertrain.config.resolve import to_toml
 from bertrain.config.settings import ModelSettings, Settings
 from bertrain.data.text.documents import EXTRACT_DESCRIPTION, EXTRACT_TRAINING
 from bertrain.data.text.survey import survey
 from bertrain.pipeline.folder import locked, read_begun, write_begun
-from bertrain.pipeline.plan import HELD_OUT, Machine, Size, Text, TrainingPlan, plan_training, refuse_too_little
+from bertrain.pipeline.plan import HELD_OUT, Machine, Text, TrainingPlan, plan_training, refuse_too_little
 from bertrain.pipeline.request import Request, check_request, make_request
 from bertrain.run.folder import TRAIN_PLAN, Run
 from bertrain.run.records import EndRecord, EvaluationRecord, last_record
