@@ -18,7 +18,7 @@ from contextlib import contextmanager, redirect_stdout
 from contextvars import ContextVar
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Protocol
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from typer import Argument, Option
@@ -32,6 +32,7 @@ from bertrain.config.recipe import recipe_names
 from bertrain.config.resolve import WORDS, describe, parse_overrides, resolve
 
 if TYPE_CHECKING:
+    from bertrain.cli.launch import Submission
     from bertrain.config.settings import Settings, TrainSettings
 
 OVERRIDES = {"allow_extra_args": True, "ignore_unknown_options": True}
@@ -264,23 +265,11 @@ def printed_json(result: Any, as_json: bool) -> bool:
     return as_json
 
 
-class Launch(Protocol):
-    """What `bertrain launch` does with the command behind `--`, in place of ranks on this machine."""
-
-    @property
-    def world(self) -> int: ...
-
-    def submit(
-        self, commands: Sequence[Sequence[str]], folders: Sequence[Path], restarts: int, settings: Settings | None,
-        data: Sequence[Path], before: Callable[[], None] = lambda: None,
-    ) -> None: ...  # fmt: skip
-
-
-_launch: ContextVar[Launch | None] = ContextVar("launch", default=None)
+_launch: ContextVar[Submission | None] = ContextVar("launch", default=None)
 
 
 @contextmanager
-def launching(launch: Launch) -> Iterator[None]:
+def launching(launch: Submission) -> Iterator[None]:
     """Let the commands that are called meanwhile check themselves as always, and submit a job instead of starting."""
     before = _launch.set(launch)
     try:
