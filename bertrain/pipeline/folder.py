@@ -53,7 +53,7 @@ def read_begun(path: Path, request: Any, schema: Mapping[str, Any]) -> dict[str,
     if not path.is_file():
         return {}
     try:
-        kept: dict[str, Any] = load_json(path, {"request": {}} | schema)
+        kept: dict[str, Any] = load_json(path, {"request": {}, **schema})
         begun = check_value(asdict(request) | kept["request"], type(request))
     except JsonError as error:
         raise UserError("damaged-file", f"{path} is damaged ({error}); choose another --out") from None

@@ -43,7 +43,7 @@ LONGEST_NAME = 160  # of a run folder; file systems allow 255 bytes
 POLL_S = 0.1
 ENDING_S = 120  # for runs of a killed sweep to save and end
 
-Planned = Mapping[str, Mapping[str, str]]
+Planned = dict[str, dict[str, str]]
 """Runs of a sweep by their names: the settings in which each differs from the others."""
 
 
@@ -163,7 +163,7 @@ def plan_runs(request: Request) -> Planned:
     short = {
         key: key if endings.count(ending) > 1 else ending for key, ending in zip(request.grid, endings, strict=True)
     }
-    planned: dict[str, dict[str, str]] = {}
+    planned: Planned = {}
     for seed in [{"train.seed": str(seed)} for seed in request.seeds] or [{}]:
         for values in product(*request.grid.values()):
             changes = dict(zip(request.grid, values, strict=True)) | seed
@@ -302,7 +302,7 @@ def _run_all(
 
 
 def _start(
-    request: Request, name: str, changes: Mapping[str, str], out: Path, slots: Slots, slot: int
+    request: Request, name: str, changes: dict[str, str], out: Path, slots: Slots, slot: int
 ) -> subprocess.Popen[bytes]:
     """Start the process of a run on the cores and the GPU of its slot."""
     folder = out / name
@@ -311,7 +311,7 @@ def _start(
     command = [sys.executable, "-u", "-m", "bertrain", kind, request.what, "--data", request.data, "--run", str(folder)]
     command += ["--init", request.init] if request.init else []
     command += ["--settings", request.settings_file] if request.settings_file else []
-    command += [f"--{key}={value}" for key, value in (request.overrides | dict(changes)).items()]
+    command += [f"--{key}={value}" for key, value in (request.overrides | changes).items()]
     environment = os.environ | {LAUNCHER: str(os.getpid())}  # it ends if this process is killed
     if slots.gpus:
         environment["CUDA_VISIBLE_DEVICES"] = slots.gpus[slot % len(slots.gpus)]
