@@ -18,19 +18,21 @@ from contextlib import contextmanager, redirect_stdout
 from contextvars import ContextVar
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Protocol
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from typer import Argument, Option
 from typer.core import TyperGroup
 
 from bertrain.base.errors import UserError
+from bertrain.base.isa import cap_isa
 from bertrain.base.machine import under_launcher
 from bertrain.config import choices
 from bertrain.config.recipe import recipe_names
-from bertrain.config.resolve import WORDS, describe, parse_overrides
+from bertrain.config.resolve import WORDS, describe, parse_overrides, resolve
 
 if TYPE_CHECKING:
+    from bertrain.cli.launch import Submission
     from bertrain.config.settings import Settings, TrainSettings
 
 OVERRIDES = {"allow_extra_args": True, "ignore_unknown_options": True}
@@ -263,23 +265,11 @@ def printed_json(result: Any, as_json: bool) -> bool:
     return as_json
 
 
-class Launch(Protocol):
-    """What `bertrain launch` does with the command behind `--`, in place of ranks on this machine."""
-
-    @property
-    def world(self) -> int: ...
-
-    def submit(
-        self, commands: Sequence[Sequence[str]], folders: Sequence[Path], restarts: int, settings: Settings | None,
-        data: Sequence[Path], before: Callable[[], None] = lambda: None,
-    ) -> None: ...  # fmt: skip
-
-
-_launch: ContextVar[Launch | None] = ContextVar("launch", default=None)
+_launch: ContextVar[Submission | None] = ContextVar("launch", default=None)
 
 
 @contextmanager
-def launching(launch: Launch) -> Iterator[None]:
+def launching(launch: Submission) -> Iterator[None]:
     """Let the commands that are called meanwhile check themselves as always, and submit a job instead of starting."""
     before = _launch.set(launch)
     try:
@@ -326,11 +316,16 @@ def prepare_process(train: TrainSettings) -> None:
     """Set what torch's libraries read when they are loaded: instruction set, memory allocator, OpenMP runtime."""
     if is_launched():
         return
-    from bertrain.base.isa import cap_isa
     from bertrain.ranks.preload import start_again
 
     start_again(train.device, train.allocator, train.openmp)
     cap_isa(train.isa)
+
+
+def cap_instructions(overrides: Overrides) -> None:
+    """Set the instruction set that the command line asks for, for commands that resolve settings with torch loaded."""
+    if not is_launched():
+        cap_isa(resolve("bert-tiny", [pair for pair in overrides if pair[0] == "train.isa"]).train.isa)
 
 
 def start_ranks(

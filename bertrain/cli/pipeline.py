@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import csv
 from pathlib import Path
-from typing import Annotated, Any, get_args
+from typing import Annotated, Any
 
 from typer import Argument, Option
 
 from bertrain.base.errors import UserError
 from bertrain.base.formatting import counted, few
-from bertrain.base.isa import cap_isa
 from bertrain.base.machine import is_first_rank
 from bertrain.cli.options import (
     ENCODING,
@@ -23,6 +22,7 @@ from bertrain.cli.options import (
     InitialWeights,
     Overrides,
     SettingsFile,
+    cap_instructions,
     is_launched,
     new_app,
     prepare_process,
@@ -32,12 +32,10 @@ from bertrain.cli.options import (
     takes_settings,
 )
 from bertrain.cli.tasks import parse_seeds
-from bertrain.config.choices import DocumentEnd, OnError
+from bertrain.config.choices import DocumentEnd, OnError, Size
 from bertrain.config.resolve import resolve
 
 pipeline_app = new_app()
-
-SIZES = "auto, tiny, mini, small, medium, base or large; auto: the largest that learns enough in the budget"
 
 
 @pipeline_app.command("train", context_settings=OVERRIDES)
@@ -55,7 +53,7 @@ def train(
     cased: Annotated[bool, Option("--cased", help="keep case and accents")] = False,
     language: Annotated[str, Option(help="language for splitting sentences, such as de; auto: detected")] = "auto",
     init: InitialWeights = None,
-    size: Annotated[str, Option(help=SIZES)] = "auto",
+    size: Annotated[Size, Option(help="auto: the largest that learns enough in the budget")] = "auto",
     task: Annotated[str, Option(help="also fine-tune: classify=FILE, a table with the columns text and label")] = "",
     text_column: Annotated[str, Option(help=TEXT_COLUMN)] = "auto",
     encoding: Annotated[str, Option(help=ENCODING)] = "auto",
@@ -73,12 +71,8 @@ def train(
 
     Example: bertrain train articles/ --out my-bert --budget 30m
     """
-    from bertrain.pipeline.plan import Size
-
     if not text:
         raise UserError("missing-input", "name the files or folders of the text to train on")
-    if size not in get_args(Size):
-        raise UserError("invalid-value", f"--size is {size!r}; use {SIZES.partition(';')[0]}")
     prepare_process(resolve("bert-tiny", [pair for pair in overrides if pair[0].startswith("train.")]).train)
     from bertrain.pipeline import train as pipeline
 
@@ -141,7 +135,7 @@ def sweep(
         raise UserError(
             "conflicting-options", "--dry-run has no results to print as JSON; leave one of --json and --dry-run out"
         )
-    cap_isa(dict(overrides).get("train.isa", "auto"))  # type: ignore[arg-type]  # other values are refused below
+    cap_instructions(overrides)
     from bertrain.pipeline import sweep as sweeping
     from bertrain.pipeline.sweep_results import print_results
 

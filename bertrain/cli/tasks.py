@@ -10,7 +10,6 @@ from typer import Argument, Option
 
 from bertrain.base.errors import UserError
 from bertrain.base.formatting import wrap
-from bertrain.base.isa import cap_isa
 from bertrain.base.machine import is_first_rank
 from bertrain.cli import options
 from bertrain.config.choices import EmbeddingPrecision, Pooling
@@ -59,8 +58,7 @@ def finetune(
         raise UserError(
             "conflicting-options", "--dry-run has no metrics to print as JSON; leave one of --json and --dry-run out"
         )
-    if not options.is_launched():
-        cap_isa(dict(overrides).get("train.isa", "auto"))  # type: ignore[arg-type]  # other values are refused below
+    options.cap_instructions(overrides)
     from bertrain.base.files import absolute
     from bertrain.training import finetune as tuning
     from bertrain.training import predict as predicting
@@ -80,7 +78,9 @@ def finetune(
         from bertrain.training.announce import dry_run as describe
 
         for name, settings in resolved.items():
-            print(describe(settings, data, run=places[name][0], world=options.world(nproc), init=beginning))
+            text = describe(settings, data, run=places[name][0], world=options.world(nproc), init=beginning)
+            if is_first_rank():
+                print(text)
         return
     if options.starts_ranks(nproc, restarts):
         world, here = options.world(nproc), not options.is_launched()

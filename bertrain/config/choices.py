@@ -25,6 +25,8 @@ PolicyName = Literal["budget", "padded", "bins", "exchange", "packed"]
 """Policies that deal the examples of a step into bins."""
 Family = Literal["bert", "modern"]
 """Architectures of the encoder (`model/families.py`)."""
+Size = Literal["auto", "tiny", "mini", "small", "medium", "base", "large"]
+"""Sizes of `bertrain train`; auto: the largest that learns enough in the budget."""
 Pooling = Literal["mean", "cls", "max"]
 """How one vector of a text is made of those of its tokens."""
 EmbeddingPrecision = Literal["auto", "fp32", "tf32", "bf32", "bf16", "fp16"]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import field
+from functools import partial
 from typing import Any
 
 
@@ -32,14 +33,5 @@ def setting(
     return field(default=default, metadata={"help": help, "minimum": min, "maximum": max} | owners | flags)
 
 
-def changeable(
-    default: Any,
-    help: str,
-    *,
-    min: float | None = None,
-    max: float | None = None,
-    tasks: tuple[str, ...] = (),
-    is_list: bool = False,
-) -> Any:
-    """A setting that does not shape the training: a resumed run may change it."""
-    return setting(default, help, min=min, max=max, shapes_training=False, tasks=tasks, is_list=is_list)
+changeable = partial(setting, shapes_training=False)
+"""A setting that does not shape the training: a resumed run may change it."""

@@ -77,7 +77,7 @@ def resolve(recipe: str, overrides: Overrides | None = None, settings_file: str 
     pairs = as_pairs(overrides)
     for key, text in pairs:
         section, name = _split_key(key)
-        command_line.setdefault(section, {})[name] = _parse_text(text, TYPES[key], key)
+        command_line.setdefault(section, {})[name] = _parse_text(text, TYPES[key])
     _overlay(values, command_line, "the command line")
     family = str(values["model"].get("family", "bert"))
     for key, value in FAMILY_DEFAULTS.get(family, {}).items():  # an unknown family is refused with the other values
@@ -121,7 +121,7 @@ def override(settings: Settings, overrides: Overrides, *, also: Container[str] =
         section, name = _split_key(key)
         if _metadata(section, name)["shapes_training"] and key not in also:
             raise UserError("fixed-setting", f"{key} affects the results, so a run cannot change it; start a new run")
-        values[section][name] = _parse_text(text, TYPES[key], key)
+        values[section][name] = _parse_text(text, TYPES[key])
     return _with_absolute_paths(from_dict(values))
 
 
@@ -338,20 +338,16 @@ def _metadata(section: str, name: str) -> dict[str, Any]:
     return next(dict(item.metadata) for item in dataclasses.fields(SECTIONS[section]) if item.name == name)
 
 
-def _parse_text(text: str, hint: Any, key: str) -> Any:
-    """A command-line word as a value of the field's type."""
+def _parse_text(text: str, hint: Any) -> Any:
+    """A command-line word as a value of a field's type, or unchanged if it is none, which `_check_value` refuses."""
     if get_origin(hint) is Literal:
-        by_text = {str(choice): choice for choice in get_args(hint)}
-        if text not in by_text:
-            suggestion = nearest(text, list(by_text))
-            raise UserError("invalid-value", f"{key} must be one of {', '.join(by_text)}, not {text!r}{suggestion}")
-        return by_text[text]
-    if hint is bool and text.lower() in ("true", "false"):
-        return text.lower() == "true"
+        return {str(choice): choice for choice in get_args(hint)}.get(text, text)
+    if hint is bool:
+        return {"true": True, "false": False}.get(text.lower(), text)
     try:
-        return text if hint is bool else hint(text)
+        return hint(text)
     except ValueError:
-        raise UserError("invalid-value", f"{key} must be {KINDS[hint]}, not {text!r}") from None
+        return text
 
 
 def _join_list(value: Any, key: str) -> Any:
@@ -366,8 +362,9 @@ def _check_value(value: Any, hint: Any, key: str, limits: dict[str, Any]) -> Any
     value = _join_list(value, key)
     if get_origin(hint) is Literal:
         if value not in get_args(hint) or isinstance(value, bool):
-            choices = ", ".join(map(str, get_args(hint)))
-            raise UserError("invalid-value", f"{key} must be one of {choices}, not {value!r}")
+            choices = [str(choice) for choice in get_args(hint)]
+            wrong = f"{key} must be one of {', '.join(choices)}, not {value!r}"
+            raise UserError("invalid-value", wrong + nearest(str(value), choices))
         return value
     if type(value) is int and abs(value) > sys.float_info.max:
         raise UserError("out-of-range", f"{key} is a number of {len(str(value))} digits; give a smaller one")

@@ -243,9 +243,9 @@ class TrainSettings:
     kernels: Kernels = changeable(
         "auto",
         "the engine that computes a step. fused: bertrain's kernels (Triton on a GPU, AMX on a CPU); compiled: "
-        "torch.compile with PyTorch's attention, on any CUDA GPU; compiled-flash, compiled-efficient and "
-        "compiled-grouped: with that attention instead of the fastest; plain: PyTorch alone; auto: the first of fused, "
-        "compiled and plain that works",
+        "torch.compile with PyTorch's attention, on any CUDA GPU, and on a CPU if asked for; compiled-flash, "
+        "compiled-efficient and compiled-grouped: with that attention instead of the fastest; plain: PyTorch alone; "
+        "auto: the first of fused, compiled and plain that works",
     )
     deterministic: bool = setting(
         False, "make a run that is killed and resumed bitwise equal to an uninterrupted one; slower"

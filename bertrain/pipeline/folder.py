@@ -3,11 +3,16 @@
 from __future__ import annotations
 
 import fcntl
-from collections.abc import Iterator
+import json
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import asdict
 from pathlib import Path
+from typing import Any
 
 from bertrain.base.errors import UserError
+from bertrain.base.files import write_atomically
+from bertrain.base.schema import JsonError, check_value, load_json
 
 LOCK = ".lock"
 
@@ -31,10 +36,45 @@ def locked(out: Path, description: str, *known: str) -> Iterator[None]:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            raise UserError("already-running", f"another process is training in {out}; wait for it") from None
+            raise UserError("already-running", f"another process is working in {out}; wait for it") from None
         try:
             yield
         finally:
             if {path.name for path in out.iterdir()} == {LOCK}:
                 (out / LOCK).unlink()
                 out.rmdir()
+
+
+def read_begun(path: Path, request: Any, schema: Mapping[str, Any]) -> dict[str, Any]:
+    """What `write_begun` wrote with a request, nothing without the file; refuses what another request began.
+
+    A request is a dataclass with `overrides`. Those of what is printed and logged may change.
+    """
+    if not path.is_file():
+        return {}
+    try:
+        kept: dict[str, Any] = load_json(path, {"request": {}, **schema})
+        begun = check_value(asdict(request) | kept["request"], type(request))
+    except JsonError as error:
+        raise UserError("damaged-file", f"{path} is damaged ({error}); choose another --out") from None
+    wanted = _lasting(request)
+    for name, value in _lasting(begun).items():
+        if value != wanted[name]:
+            was = f"{path.parent} was started with {name} {json.dumps(value)}, not {json.dumps(wanted[name])}"
+            raise UserError("other-request", f"{was}; use the same value, or choose another --out")
+    return kept
+
+
+def _lasting(request: Any) -> dict[str, Any]:
+    """The fields of a request, without settings of what is printed and logged."""
+    overrides = {key: value for key, value in dict(request.overrides).items() if not key.startswith("log.")}
+    return asdict(request) | {"overrides": overrides}
+
+
+def write_begun(path: Path, request: Any, **content: Any) -> None:
+    """Write a request, and what became of it so far."""
+    try:
+        write_atomically(path, json.dumps({"request": asdict(request)} | content, indent=1) + "\n")
+    except OSError as error:
+        cure = "free some space, then run the same command to continue"
+        raise UserError("cannot-write", f"could not write {path}: {error.strerror or error}; {cure}") from None

@@ -7,19 +7,18 @@ them as a table.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Literal, get_args
+from typing import get_args
 
 from bertrain.base.errors import UserError
 from bertrain.base.formatting import compact, counted, duration, wrap
 from bertrain.base.units import parse_duration
-from bertrain.config.choices import MODERN_MASK_PROBABILITY
+from bertrain.config.choices import MODERN_MASK_PROBABILITY, Size
 from bertrain.config.model_size import count_parameters, training_flops
 from bertrain.config.resolve import resolve
-from bertrain.config.settings import Settings
+from bertrain.config.settings import ModelSettings, Settings
 
-Size = Literal["auto", "tiny", "mini", "small", "medium", "base", "large"]
 HELD_OUT = "held-out"  # the folder in OUT of the examples to evaluate on
 SIZES = tuple(size for size in get_args(Size) if size != "auto")
 
@@ -145,12 +144,12 @@ def plan_training(
     budget: str,
     size: Size = "auto",
     init: str = "",
-    no_pairs: str = "",
+    initial: ModelSettings | None = None,
     given: Mapping[str, str] | None = None,
 ) -> TrainingPlan:
     """Choose for a text, a machine and a budget. `given` are settings of the user, which stand above every choice.
 
-    `no_pairs` is the reason why the weights `init` learn no sentence pairs, if they do not.
+    `initial` is the model of the weights `init`; if it is not known, they are taken for a BERT-Base.
     """
     refuse_too_little(text)
     if size not in get_args(Size):
@@ -160,6 +159,7 @@ def plan_training(
         given = {"batch.sequences": "0", "batch.tokens": "0"} | given
     seconds = parse_duration(budget, "--budget")
     length = given.get("data.max_seq_length") or ("512" if seconds > LONG_RUN_S and machine.is_gpu else "128")
+    no_pairs = _why_no_pairs(initial) if initial else ""
     has_pairs = not no_pairs and text.sentences >= 2 * text.documents
     overrides = {"data.max_seq_length": length, "model.nsp": str(has_pairs).lower()}
     if not init:
@@ -169,6 +169,8 @@ def plan_training(
     size, why = ("tiny", "") if init else _choose_size(text, machine, seconds, size, overrides, vocabulary)
     vocabulary = min(vocabulary, VOCABULARIES[size])
     settings = _sized(f"bert-{size}", overrides | given, vocabulary)
+    if init:
+        settings = replace(settings, model=replace(initial or resolve("bert-base").model, head="pretrain"))
     tokens = machine.tokens_in(seconds, settings)
     epochs = tokens / text.tokens
     steps = STEPS["gpu" if machine.is_gpu else "cpu"]
@@ -264,6 +266,13 @@ def refuse_too_little(text: Text) -> None:
             f"the text was read as {counted(text.documents, 'document')}, and some must be held out: at least "
             f"{LEAST_DOCUMENTS} are needed; put a blank line between documents and use --document-end blank-line",
         )
+
+
+def _why_no_pairs(initial: ModelSettings) -> str:
+    """Why weights to begin with learn no sentence pairs; empty if they do."""
+    if initial.is_roberta:
+        return "RoBERTa has none"
+    return "" if initial.family == "bert" else f"model.family {initial.family} has none"
 
 
 def _choose_size(

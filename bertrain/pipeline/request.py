@@ -9,10 +9,10 @@ from typing import Any
 from bertrain.base.errors import UserError
 from bertrain.base.files import HUB_PREFIX, absolute, existing_parent, is_writable
 from bertrain.base.units import parse_duration
-from bertrain.config.choices import DocumentEnd, OnError
+from bertrain.config.choices import DocumentEnd, OnError, Size
 from bertrain.config.resolve import absolute_overrides, resolve
 from bertrain.data.text.languages import check_language
-from bertrain.pipeline.plan import HELD_OUT, Size
+from bertrain.pipeline.plan import HELD_OUT
 
 TASKS = ("classify",)
 OF_BOTH = tuple(
@@ -56,19 +56,6 @@ class Request:
             for key, value in self.overrides
             if key.startswith("task.") == of_task or (of_task and (key.startswith("log.") or key in OF_BOTH))
         }
-
-    def without_logging(self) -> Request:
-        """The request without settings of what is printed and logged, which a repeated command may change."""
-        return replace(self, overrides=tuple(pair for pair in self.overrides if not pair[0].startswith("log.")))
-
-    def describe(self, field: str) -> str:
-        """One wish as it was typed, with or without its option."""
-        value = getattr(self, field)
-        if field == "overrides":
-            return " ".join(f"--{key} {item}" for key, item in value) or "no settings"
-        option = {"inputs": "TEXT", "evaluation_share": "--eval"}.get(field, f"--{field.replace('_', '-')}")
-        shown = " ".join(value) if isinstance(value, tuple) else str(value)
-        return f"{option} {shown}" if shown else f"no {option}"
 
 
 def make_request(given: dict[str, Any]) -> Request:

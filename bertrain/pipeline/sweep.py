@@ -11,7 +11,6 @@ same command continues after an interruption at any point. `sweep_results.py` ra
 
 from __future__ import annotations
 
-import json
 import os
 import re
 import signal
@@ -20,21 +19,20 @@ import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from itertools import product
 from pathlib import Path
 from types import FrameType
 
 from bertrain.base.console import warn
 from bertrain.base.errors import RequeueError, StoppedError, UserError, nearest
-from bertrain.base.files import absolute, write_atomically
+from bertrain.base.files import absolute
 from bertrain.base.formatting import GIB, counted
 from bertrain.base.machine import under_launcher
-from bertrain.base.schema import JsonError, load_json
 from bertrain.config.recipe import recipe_names
 from bertrain.config.resolve import Overrides, absolute_overrides, resolve
 from bertrain.config.settings import Settings
-from bertrain.pipeline.folder import locked
+from bertrain.pipeline.folder import locked, read_begun, write_begun
 from bertrain.pipeline.sweep_results import Swept, rank_runs
 from bertrain.ranks.signals import LAUNCHER, STOP_SIGNALS, handling
 from bertrain.run.folder import Run
@@ -44,6 +42,9 @@ SWEEP, OUTPUT = "sweep.json", "output"
 LONGEST_NAME = 160  # of a run folder; file systems allow 255 bytes
 POLL_S = 0.1
 ENDING_S = 120  # for runs of a killed sweep to save and end
+
+Planned = dict[str, dict[str, str]]
+"""Runs of a sweep by their names: the settings in which each differs from the others."""
 
 
 @dataclass(frozen=True)
@@ -68,20 +69,6 @@ class Request:
         settings = resolve(self.what, overrides, file)
         settings.refuse_unsettled_task()
         return settings
-
-
-@dataclass(frozen=True)
-class PlannedRun:
-    """One run of a sweep."""
-
-    name: str
-    point: dict[str, str]
-    """Its values of the grid's settings."""
-    seed: int | None
-
-    @property
-    def changes(self) -> dict[str, str]:
-        return self.point | ({} if self.seed is None else {"train.seed": str(self.seed)})
 
 
 @dataclass(frozen=True)
@@ -116,20 +103,22 @@ def sweep(
     planned = plan_runs(request)
     with locked(out, SWEEP):
         done = _read_done(out / SWEEP, request)
-        waiting = [run for run in planned if run.name not in done]
+        waiting = {name: changes for name, changes in planned.items() if name not in done}
         slots = choose_slots(request, waiting, out, at_once)
-        _write(out / SWEEP, request, done)
+        write_begun(out / SWEEP, request, done=done)
         print(f"{out}: {counted(len(planned), 'run')}, {len(done)} of them done; {slots.reason}", flush=True)
         failed = _run_all(request, waiting, out, slots, done, len(planned))
-        return rank_runs(out, [(run.point, out / run.name) for run in planned if run.name in done], failed)
+        points = {name: {key: changes[key] for key in request.grid} for name, changes in planned.items()}
+        return rank_runs(out, [(point, out / name) for name, point in points.items() if name in done], failed)
 
 
 def dry_run(out: str | Path, request: Request, at_once: int) -> list[str]:
     """The runs that a sweep would start, and how many at once, in lines; nothing is written."""
     planned = plan_runs(request)
     done = _read_done(Path(out) / SWEEP, request)
-    slots = choose_slots(request, [run for run in planned if run.name not in done], Path(out), at_once)
-    return [slots.reason, *(f"{run.name}{' (done)' if run.name in done else ''}" for run in planned)]
+    waiting = {name: changes for name, changes in planned.items() if name not in done}
+    slots = choose_slots(request, waiting, Path(out), at_once)
+    return [slots.reason, *(f"{name}{' (done)' if name in done else ''}" for name in planned)]
 
 
 # --- what to run ------------------------------------------------------------------------------------------------
@@ -168,49 +157,28 @@ def make_request(
     )
 
 
-def plan_runs(request: Request) -> list[PlannedRun]:
+def plan_runs(request: Request) -> Planned:
     """Every point of the grid with the first seed, then with the next one."""
     endings = [key.rpartition(".")[2] for key in request.grid]
     short = {
         key: key if endings.count(ending) > 1 else ending for key, ending in zip(request.grid, endings, strict=True)
     }
-    planned: dict[str, PlannedRun] = {}
-    seeds: list[int | None] = [*request.seeds] or [None]
-    for seed in seeds:
+    planned: Planned = {}
+    for seed in [{"train.seed": str(seed)} for seed in request.seeds] or [{}]:
         for values in product(*request.grid.values()):
-            point = dict(zip(request.grid, values, strict=True))
-            words = [f"{short[key]}={value}" for key, value in point.items()] + (
-                [] if seed is None else [f"seed={seed}"]
-            )
+            changes = dict(zip(request.grid, values, strict=True)) | seed
+            words = (f"{short.get(key, 'seed')}={value}" for key, value in changes.items())
             name = re.sub(r"[^\w.,=+-]", "_", ",".join(words), flags=re.ASCII)
             if len(name) > LONGEST_NAME or name in planned or name in (SWEEP, OUTPUT):
                 name = f"run={len(planned) + 1}"
-            planned[name] = PlannedRun(name, point, seed)
-    return list(planned.values())
+            planned[name] = changes
+    return planned
 
 
 def _read_done(path: Path, request: Request) -> list[str]:
-    """The names of the runs that are done; refuses a folder that another request began."""
-    if not path.is_file():
-        return []
-    try:
-        kept = load_json(path, {"request": {}, "done": list[str]})
-    except JsonError as error:
-        raise UserError("damaged-file", f"{path} is damaged ({error}); choose another --out") from None
-    for name, value in asdict(request).items():
-        if (begun := kept["request"].get(name)) != value:
-            was = f"{path.parent} was started with {name} {json.dumps(begun)}, not {json.dumps(value)}"
-            raise UserError("other-request", f"{was}; use the same value, or choose another --out")
-    done: list[str] = kept["done"]
+    """The names of the runs that are done."""
+    done: list[str] = read_begun(path, request, {"done": list[str]}).get("done", [])
     return done
-
-
-def _write(path: Path, request: Request, done: Sequence[str]) -> None:
-    try:
-        write_atomically(path, json.dumps({"request": asdict(request), "done": done}, indent=1) + "\n")
-    except OSError as error:
-        cure = "free some space, then run the same command to continue"
-        raise UserError("cannot-write", f"could not write {path}: {error.strerror or error}; {cure}") from None
 
 
 # --- how many at once -------------------------------------------------------------------------------------------
@@ -226,7 +194,7 @@ class Fit:
     num_gpus: int
 
 
-def choose_slots(request: Request, planned: Sequence[PlannedRun], out: Path, asked: int) -> Slots:
+def choose_slots(request: Request, planned: Planned, out: Path, asked: int) -> Slots:
     """How many of these runs to start at once, each on a share of the cores, and on one of the GPUs."""
     from bertrain.ranks.binding import assign_cores, read_topology, usable_cpus
     from bertrain.ranks.parallel import gpu_nodes
@@ -247,7 +215,7 @@ def count_at_once(left: int, fitting: int, num_cores: int, asked: int) -> tuple[
     return min((left, "all that are left"), wish, (fitting, "no more fit into memory"), key=lambda limit: limit[0])
 
 
-def check_runs(request: Request, planned: Sequence[PlannedRun], out: Path) -> Fit:
+def check_runs(request: Request, planned: Planned, out: Path) -> Fit:
     """Resolve every run as its process will, refuse what one of them would, and estimate the memory of the largest."""
     import torch
 
@@ -258,15 +226,15 @@ def check_runs(request: Request, planned: Sequence[PlannedRun], out: Path) -> Fi
     last: ResolvedRun | None = None
     checked: list[Settings] = []
     fits: list[Fit] = []
-    for run in planned:
-        settings = request.resolve(run.changes)
+    for name, changes in planned.items():
+        settings = request.resolve(changes)
         if settings in checked:
             raise UserError(
-                "repeated-value", f"the run {run.name} has the same settings as another run; give each value once"
+                "repeated-value", f"the run {name} has the same settings as another run; give each value once"
             )
         same = last if checked and (checked[-1].task, checked[-1].data) == (settings.task, settings.data) else None
         checked.append(settings)
-        last = resolve_run(settings, request.data, out / run.name, init=request.init, same_task=same)
+        last = resolve_run(settings, request.data, out / name, init=request.init, same_task=same)
         last.check_memory()
         settings, place = last.settings, place_for(last.settings, last.data, 1)
         if settings.batch.auto and last.begun is None:
@@ -281,14 +249,14 @@ def check_runs(request: Request, planned: Sequence[PlannedRun], out: Path) -> Fi
 
 
 def _run_all(
-    request: Request, waiting: Sequence[PlannedRun], out: Path, slots: Slots, done: list[str], total: int
+    request: Request, waiting: Planned, out: Path, slots: Slots, done: list[str], total: int
 ) -> dict[str, str]:
     """Run what is waiting, and note in sweep.json what is done; returns why runs failed, by their names.
 
     A signal goes on to the runs, which then save and end, and no other is started.
     """
-    queue, free = [*reversed(waiting)], [*reversed(range(len(slots.cpus)))]
-    running: dict[int, tuple[subprocess.Popen[bytes], PlannedRun]] = {}  # by slot
+    queue, free = [*reversed(waiting.items())], [*reversed(range(len(slots.cpus)))]
+    running: dict[int, tuple[subprocess.Popen[bytes], str]] = {}  # by slot
     failed: dict[str, str] = {}
     received: list[signal.Signals] = []
 
@@ -304,23 +272,23 @@ def _run_all(
         with handling(STOP_SIGNALS, forward):
             while running or (queue and not received):
                 while queue and free and not received:
-                    run, slot = queue.pop(), free.pop()
-                    running[slot] = _start(request, run, out, slots, slot), run
+                    (name, changes), slot = queue.pop(), free.pop()
+                    running[slot] = _start(request, name, changes, out, slots, slot), name
                     if received:  # between the two
                         running[slot][0].send_signal(received[-1])
                 time.sleep(POLL_S)
-                for slot, (process, run) in list(running.items()):
+                for slot, (process, name) in list(running.items()):
                     if (code := process.poll()) is None:
                         continue
                     del running[slot]
                     free.append(slot)
                     if code == 0:
-                        done.append(run.name)
-                        _write(out / SWEEP, request, done)
-                        print(f"{run.name}: done, {len(done)} of {total}", flush=True)
+                        done.append(name)
+                        write_begun(out / SWEEP, request, done=done)
+                        print(f"{name}: done, {len(done)} of {total}", flush=True)
                     elif not received:
-                        failed[run.name] = _last_words(out / OUTPUT / f"{run.name}.txt", code)
-                        warn(f"{run.name} failed: {failed[run.name]}")
+                        failed[name] = _last_words(out / OUTPUT / f"{name}.txt", code)
+                        warn(f"{name} failed: {failed[name]}")
     finally:  # none is left, unless this process fails
         for process, _ in running.values():
             process.terminate()
@@ -333,19 +301,21 @@ def _run_all(
     return failed
 
 
-def _start(request: Request, run: PlannedRun, out: Path, slots: Slots, slot: int) -> subprocess.Popen[bytes]:
+def _start(
+    request: Request, name: str, changes: dict[str, str], out: Path, slots: Slots, slot: int
+) -> subprocess.Popen[bytes]:
     """Start the process of a run on the cores and the GPU of its slot."""
-    folder = out / run.name
+    folder = out / name
     _wait_until_free(folder)
     kind = "finetune" if request.what in task_names() else "pretrain"
     command = [sys.executable, "-u", "-m", "bertrain", kind, request.what, "--data", request.data, "--run", str(folder)]
     command += ["--init", request.init] if request.init else []
     command += ["--settings", request.settings_file] if request.settings_file else []
-    command += [f"--{key}={value}" for key, value in (request.overrides | run.changes).items()]
+    command += [f"--{key}={value}" for key, value in (request.overrides | changes).items()]
     environment = os.environ | {LAUNCHER: str(os.getpid())}  # it ends if this process is killed
     if slots.gpus:
         environment["CUDA_VISIBLE_DEVICES"] = slots.gpus[slot % len(slots.gpus)]
-    with open(out / OUTPUT / f"{run.name}.txt", "wb") as printed, _bound(slots.cpus[slot]):
+    with open(out / OUTPUT / f"{name}.txt", "wb") as printed, _bound(slots.cpus[slot]):
         return subprocess.Popen(
             command, start_new_session=True, env=environment, stdout=printed, stderr=subprocess.STDOUT
         )

@@ -17,7 +17,6 @@ an interruption at any point.
 
 from __future__ import annotations
 
-import json
 import os
 import shutil
 import time
@@ -30,18 +29,18 @@ from typing import Any
 
 from bertrain.base.console import tell
 from bertrain.base.errors import UserError
-from bertrain.base.files import HUB_PREFIX, write_atomically
+from bertrain.base.files import HUB_PREFIX, write_atomically, writing
 from bertrain.base.formatting import BASELINE, compact, counted, duration, show_brief, title_of, wrap
 from bertrain.base.machine import is_first_rank, under_launcher
-from bertrain.base.schema import Count, JsonError, check_value, load_json
-from bertrain.config.choices import DocumentEnd, OnError
+from bertrain.base.schema import Count, JsonError, load_json
+from bertrain.config.choices import DocumentEnd, OnError, Size
 from bertrain.config.model_size import count_parameters
 from bertrain.config.resolve import to_toml
-from bertrain.config.settings import Settings
+from bertrain.config.settings import ModelSettings, Settings
 from bertrain.data.text.documents import EXTRACT_DESCRIPTION, EXTRACT_TRAINING
 from bertrain.data.text.survey import survey
-from bertrain.pipeline.folder import locked
-from bertrain.pipeline.plan import HELD_OUT, Machine, Size, Text, TrainingPlan, plan_training, refuse_too_little
+from bertrain.pipeline.folder import locked, read_begun, write_begun
+from bertrain.pipeline.plan import HELD_OUT, Machine, Text, TrainingPlan, plan_training, refuse_too_little
 from bertrain.pipeline.request import Request, check_request, make_request
 from bertrain.run.folder import TRAIN_PLAN, Run
 from bertrain.run.records import EndRecord, EvaluationRecord, last_record
@@ -141,33 +140,15 @@ def dry_run(inputs: str | Path | Iterable[str | Path], out: str | Path, *, nproc
 
 
 def _kept_plan(request: Request, out: Path) -> TrainingPlan | None:
-    """The plan in OUT, if there is one; refuses what another request began."""
-    path = out / TRAIN_PLAN
-    if not path.is_file():
-        return None
-    try:
-        kept = load_json(path, {"request": {}, "plan": TrainingPlan | None})
-        begun = check_value(asdict(request) | kept["request"], Request)
-    except JsonError as error:
-        raise UserError("damaged-file", f"{path} is damaged ({error}); choose another --out") from None
-    lasting, wanted = begun.without_logging(), request.without_logging()
-    if lasting != wanted:
-        name = next(name for name in asdict(request) if getattr(lasting, name) != getattr(wanted, name))
-        cure = f"use the same, or choose another --out; --init {quote(str(out / 'run'))} starts from its weights"
-        was = f"{out} was started with {begun.describe(name)}, not with {request.describe(name)}"
-        raise UserError("other-request", f"{was}; {cure}")
-    plan: TrainingPlan | None = kept["plan"]
+    """The plan in OUT, if there is one, with the settings of the log as they are asked for now."""
+    kept = read_begun(out / TRAIN_PLAN, request, {"plan": TrainingPlan | None})
+    plan: TrainingPlan | None = kept.get("plan")
     if plan is None:
         return None
-    before = dict(begun.overrides)
+    before = dict(kept["request"].get("overrides", ()))
     overrides = {key: value for key, value in plan.overrides.items() if key not in before or not key.startswith("log.")}
     overrides |= {key: value for key, value in request.overrides if key.startswith("log.")}
     return replace(plan, overrides=overrides)
-
-
-def _write_plan(request: Request, plan: TrainingPlan | None, out: Path) -> None:
-    content = {"request": asdict(request), "plan": None if plan is None else asdict(plan)}
-    write_atomically(out / TRAIN_PLAN, json.dumps(content, indent=1) + "\n")
 
 
 def _plan(request: Request, out: Path, nproc: int) -> TrainingPlan:
@@ -175,7 +156,9 @@ def _plan(request: Request, out: Path, nproc: int) -> TrainingPlan:
     if kept := _kept_plan(request, out):
         tell(f"{out}: continuing, with the choices in {out / TRAIN_PLAN}")
         return kept
-    _write_plan(request, None, out)  # so that no other request takes the text of this one, should it be killed
+    write_begun(
+        out / TRAIN_PLAN, request, plan=None
+    )  # so that no other request takes the text of this one, should it be killed
     try:
         plan = _choose(_extract(request, out), request, nproc)
     except UserError:
@@ -183,7 +166,7 @@ def _plan(request: Request, out: Path, nproc: int) -> TrainingPlan:
         (out / TRAIN_PLAN).unlink()
         raise
     print("\n".join(["chosen:", *plan.lines()]))
-    _write_plan(request, plan, out)
+    write_begun(out / TRAIN_PLAN, request, plan=asdict(plan))
     return plan
 
 
@@ -203,19 +186,16 @@ def _choose(counts: Mapping[str, int], request: Request, nproc: int) -> Training
         budget=request.budget,
         size=request.size,
         init=request.init,
-        no_pairs=_why_no_pairs(request.init),
+        initial=_initial_model(request.init),
         given=request.settings(of_task=False),
     )
 
 
-def _why_no_pairs(init: str) -> str:
-    """Why the weights to begin with learn no sentence pairs; those of the Hub, not here yet, are taken for a BERT."""
+def _initial_model(init: str) -> ModelSettings | None:
+    """The model of the weights to begin with; None if there are none, or those of the Hub, which are not here yet."""
     from bertrain.weights.source import open_source
 
-    settings = None if not init or init.startswith(HUB_PREFIX) else open_source(init, hashes=False).settings
-    if settings is None or (settings.family == "bert" and not settings.is_roberta):
-        return ""
-    return "RoBERTa has none" if settings.is_roberta else f"model.family {settings.family} has none"
+    return None if not init or init.startswith(HUB_PREFIX) else open_source(init, hashes=False).settings
 
 
 # --- text to examples -------------------------------------------------------------------------------------------
@@ -263,7 +243,8 @@ def _prepare(plan: TrainingPlan, request: Request, out: Path) -> None:
     lower_case = not request.cased
     if request.init:
         words = vocabulary_of(open_source(request.init), request.init)
-        words.save(vocabulary)
+        with writing(vocabulary):
+            words.save(vocabulary)
         lower_case = words.lower_case
     elif not vocabulary.is_file():
         parts = sorted((out / "text" / EXTRACT_TRAINING).iterdir())
@@ -374,7 +355,8 @@ def _hand_over(plan: TrainingPlan, request: Request, out: Path) -> None:
     recipe = to_toml(replace(settings, batch=replace(settings.batch, auto=False), train=length))
     again = f"bertrain pretrain recipe.toml --data {quote(str(out / 'data'))} --run NEW"
     again += f" --init {quote(request.init)}" if request.init else ""
-    write_atomically(out / "recipe.toml", f"{RECIPE_HEAD.format(again=again)}\n{recipe}")
+    with writing(out / "recipe.toml"):
+        write_atomically(out / "recipe.toml", f"{RECIPE_HEAD.format(again=again)}\n{recipe}")
     report([out / "run"], out=out / "report.html")
     if not (out / "model").is_dir():
         export(out / "run", out / "model")
@@ -383,7 +365,8 @@ def _hand_over(plan: TrainingPlan, request: Request, out: Path) -> None:
     text = f"{counts['documents'] - counts['held_out']:,} documents, and {counts['held_out']:,} held out for evaluation"
     language = survey.get("language", "") if request.language == "auto" else request.language
     card = model_card(run, text=f"{text}; exact duplicates were left out.", language=language)
-    write_atomically(out / "model" / CARD, card)
+    with writing(out / "model" / CARD):
+        write_atomically(out / "model" / CARD, card)
 
 
 def _results(out: Path) -> Trained:

@@ -117,6 +117,13 @@ def test_wrong_settings(refused: Refused, data: Path, tmp_path: Path, arguments:
     assert not (tmp_path / "r").exists()
 
 
+@pytest.mark.parametrize("command", [["finetune", "classify", "--run"], ["sweep", "bert-tiny", "--seeds", 2, "--out"]])
+def test_a_wrong_instruction_set(refused: Refused, data: Path, tmp_path: Path, command: list[object]) -> None:
+    said = refused(*command, tmp_path / "r", "--data", data, "--isa", "foo")
+    assert "train.isa must be one of auto, avx2, avx512, amx" in said
+    assert not (tmp_path / "r").exists()
+
+
 def test_usage_errors_are_one_sentence_too(refused: Refused, data: Path) -> None:
     assert "see `bertrain pretrain --help`" in refused("pretrain", "bert-tiny")
     assert "? See `bertrain --help` [usage]" in refused("pretain")

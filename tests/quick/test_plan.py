@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from bertrain.base.formatting import COLUMNS
 from bertrain.cli.options import split_settings
 from bertrain.config.model_size import count_parameters
+from bertrain.config.resolve import resolve
 from bertrain.pipeline.plan import LEAST_STEP, SIZES, Machine, Text, plan_training
 from bertrain.pipeline.request import make_request
 from tests.helpers import refused
@@ -149,6 +150,17 @@ def test_steps_and_first_heads_follow_the_device_and_are_said() -> None:
     continued = plan_training(text_of(40), H200, budget="9m", init="weights")
     new_only = {"model.initial_heads", "model.initial_bias", "data.mask_probability"}
     assert continued.overrides.keys().isdisjoint(new_only)
+
+
+def test_tokens_are_counted_for_the_model_of_the_initial_weights() -> None:
+    def evaluates_every(name: str) -> int:
+        model = resolve(f"bert-{name}").model
+        plan = plan_training(text_of(400), H200, budget="30m", init="weights", initial=replace(model, head="classify"))
+        return int(plan.overrides["evaluate.every_samples"])
+
+    assert evaluates_every("tiny") > 20 * evaluates_every("base")
+    unknown = plan_training(text_of(400), H200, budget="30m", init="hub:somebody/bert")
+    assert int(unknown.overrides["evaluate.every_samples"]) == evaluates_every("base")
 
 
 def test_settings_of_the_machine_are_of_the_fine_tuning_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

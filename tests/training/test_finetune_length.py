@@ -177,7 +177,9 @@ def test_a_budget_ends_saves_and_scores(mini: Miniature, tmp_path: Path) -> None
                     init=str(mini.base)).step == end["step"], "its length was fixed then"  # fmt: skip
 
 
-def test_a_dry_run_says_all_and_writes_nothing(mini: Miniature, tmp_path: Path) -> None:
+def test_a_dry_run_says_all_and_writes_nothing(
+    mini: Miniature, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     before = sorted(mini.base.parent.rglob("*"))
     words = ["finetune", "classify", "--init", mini.base, "--data", mini.table, "--run", tmp_path / "run", "--dry-run"]
     done = command_line(*words, *miniature_tasks.arguments(data__max_seq_length=8))
@@ -186,6 +188,8 @@ def test_a_dry_run_says_all_and_writes_nothing(mini: Miniature, tmp_path: Path) 
     assert "model.head = classify" in done.out
     assert not list(tmp_path.iterdir())
     assert sorted(mini.base.parent.rglob("*")) == before
+    monkeypatch.setenv("RANK", "1")
+    assert not command_line(*words, *miniature_tasks.arguments(data__max_seq_length=8)).out, "the first rank says it"
 
 
 def test_a_target_ends_a_run_and_the_best_is_kept(mini: Miniature, colours: Path, tmp_path: Path) -> None:

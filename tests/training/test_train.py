@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import signal
@@ -15,6 +16,7 @@ import torch
 
 from bertrain.data.text.documents import read_documents
 from bertrain.data.text.extract import estimate, extract
+from bertrain.data.text.vocabulary import Vocabulary
 from bertrain.pipeline import train as pipeline
 from bertrain.pipeline.train import Trained, summary, train
 from bertrain.run.folder import Run
@@ -100,6 +102,26 @@ def test_the_same_command_may_be_quieter(made: Trained, capsys: pytest.CaptureFi
     assert "the end, after step" not in capsys.readouterr().out
     assert train(made.folder.parent / "articles", made.folder, **WISHES).metrics == made.metrics
     assert "the end, after step" in capsys.readouterr().out
+
+
+def test_a_full_disk_is_said(made: Trained, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*_: object) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    articles, wishes = made.folder.parent / "articles", WISHES | {"size": "auto", "init": made.model}
+    with monkeypatch.context() as patch:
+        patch.setattr("bertrain.pipeline.folder.write_atomically", fail)
+        with helpers.refused("cannot-write", "plan.json", "No space left"):
+            train(articles, tmp_path / "out", **wishes)
+    assert not (tmp_path / "out").exists()
+    with monkeypatch.context() as patch:
+        patch.setattr(Vocabulary, "save", fail)
+        with helpers.refused("unwritable-file", "vocab.txt", "No space left"):
+            train(articles, tmp_path / "out", **wishes)
+    with monkeypatch.context() as patch:
+        patch.setattr(pipeline, "write_atomically", fail)
+        with helpers.refused("unwritable-file", "recipe.toml", "No space left"):
+            train(articles, made.folder, **WISHES)
 
 
 def test_after_an_interruption_it_continues(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
