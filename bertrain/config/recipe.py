@@ -65,8 +65,7 @@ def load_recipe(name: str) -> list[Recipe]:
         )
     chain = [recipe]
     while chain[0].base:
-        beside = Path(chain[0].name).parent / chain[0].base
-        base = _find(str(beside) if chain[0].base.endswith(".toml") else chain[0].base)
+        base = _find_base(chain[0])
         if base.name in (recipe.name for recipe in chain):
             names = " builds on ".join([*(recipe.name for recipe in reversed(chain)), base.name])
             raise UserError("recipe-cycle", f"{names}: a recipe cannot build on itself; remove one `base`")
@@ -123,3 +122,14 @@ def _find(name: str) -> Recipe:
             "unknown-recipe", f"no recipe {name!r}{suggestion}; see `bertrain recipes --all`, or give a .toml file"
         )
     return _shipped()[name]
+
+
+def _find_base(recipe: Recipe) -> Recipe:
+    """The recipe that another builds on; a file is looked for beside it."""
+    base = str(Path(recipe.name).parent / recipe.base) if recipe.base.endswith(".toml") else recipe.base
+    try:
+        return _find(base)
+    except UserError as error:
+        if error.code not in ("unknown-recipe", "missing-file"):
+            raise
+        raise UserError("unknown-base", f"{recipe.name} builds on {recipe.base!r}: {error}") from None
