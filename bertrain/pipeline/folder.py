@@ -45,10 +45,11 @@ def locked(out: Path, description: str, *known: str) -> Iterator[None]:
                 out.rmdir()
 
 
-def read_begun(path: Path, request: Any, schema: Mapping[str, Any]) -> dict[str, Any]:
+def read_begun(path: Path, request: Any, schema: Mapping[str, Any], *, advice: str = "") -> dict[str, Any]:
     """What `write_begun` wrote with a request, nothing without the file; refuses what another request began.
 
-    A request is a dataclass with `overrides`. Those of what is printed and logged may change.
+    A request is a dataclass with `overrides`. Those of what is printed and logged may change. `advice` says what else a
+    user who wants another request can do.
     """
     if not path.is_file():
         return {}
@@ -61,7 +62,7 @@ def read_begun(path: Path, request: Any, schema: Mapping[str, Any]) -> dict[str,
     for name, value in _lasting(begun).items():
         if value != wanted[name]:
             was = f"{path.parent} was started with {name} {json.dumps(value)}, not {json.dumps(wanted[name])}"
-            raise UserError("other-request", f"{was}; use the same value, or choose another --out")
+            raise UserError("other-request", f"{was}; use the same value, or choose another --out{advice}")
     return kept
 
 

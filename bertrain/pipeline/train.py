@@ -141,7 +141,8 @@ def dry_run(inputs: str | Path | Iterable[str | Path], out: str | Path, *, nproc
 
 def _kept_plan(request: Request, out: Path) -> TrainingPlan | None:
     """The plan in OUT, if there is one, with the settings of the log as they are asked for now."""
-    kept = read_begun(out / TRAIN_PLAN, request, {"plan": TrainingPlan | None})
+    advice = f"; --init {quote(str(out / 'run'))} starts from its weights"
+    kept = read_begun(out / TRAIN_PLAN, request, {"plan": TrainingPlan | None}, advice=advice)
     plan: TrainingPlan | None = kept.get("plan")
     if plan is None:
         return None
@@ -156,9 +157,7 @@ def _plan(request: Request, out: Path, nproc: int) -> TrainingPlan:
     if kept := _kept_plan(request, out):
         tell(f"{out}: continuing, with the choices in {out / TRAIN_PLAN}")
         return kept
-    write_begun(
-        out / TRAIN_PLAN, request, plan=None
-    )  # so that no other request takes the text of this one, should it be killed
+    write_begun(out / TRAIN_PLAN, request, plan=None)  # if this is killed, no other request takes its text
     try:
         plan = _choose(_extract(request, out), request, nproc)
     except UserError:
