@@ -331,7 +331,9 @@ def data_convert(
     max_seq_length: Annotated[int, Option(min=0, help="row length in tokens; 0: as in the data")] = 0,
     max_predictions: MaxPredictions = 0,
     packing: Annotated[Algorithm, Option(help="packing algorithm for hdf5-packed; see `data pack`")] = PACKING,
-    max_per_row: Annotated[int, Option(min=0, help="hdf5-packed: most examples in a row; 0: no limit")] = MAX_PER_ROW,
+    max_per_row: Annotated[
+        int, Option(min=0, help="hdf5-packed: most examples in a row; 0: 3 for nnlshp, else all that fit")
+    ] = MAX_PER_ROW,
     vocab: VocabularyFile = None,
     as_json: AsJson = False,
 ) -> None:

@@ -16,6 +16,7 @@ from bertrain.data.formats.masking import Ints, count_predictions
 from bertrain.data.formats.source import open_data
 
 STEPS_SAMPLED = 20
+SEED = 1  # of the order of examples; the default of train.seed
 EXAMPLES_READ = 65_536  # for unknown_share, evenly strided
 
 
@@ -53,7 +54,6 @@ def data_stats(
     sequences: int = 256,
     token_budget: int = 0,
     group_size: int = 0,
-    seed: int = 1,
     vocab: str | Path | None = None,
 ) -> DataStats:
     """Statistics of a data folder, and of each policy for steps of `sequences` examples on `ranks` ranks.
@@ -75,7 +75,7 @@ def data_stats(
     edges = np.unique(np.linspace(0, longest, 17).astype(int))
     counts, _ = np.histogram(lengths, bins=np.append(edges[:-1] + 1, longest + 1))
     starts = range(0, STEPS_SAMPLED * sequences, sequences)
-    steps = [lengths[step_by_sequences(start, sequences, len(data), seed)[1]].astype(np.int64) for start in starts]
+    steps = [lengths[step_by_sequences(start, sequences, len(data), SEED)[1]].astype(np.int64) for start in starts]
     count = min(len(data), EXAMPLES_READ)
     sample = data.read(np.arange(count) * len(data) // count).tokens
     return DataStats(
