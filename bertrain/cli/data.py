@@ -58,8 +58,7 @@ def data_download(
 ) -> None:
     """Download a Wikipedia dump, or MLPerf's text, checkpoint, configuration and vocabulary.
 
-    If the command is interrupted, run it again to continue. A file gets its name only after its length and MD5 are
-    verified.
+    If the command is interrupted, run it again to continue. A file gets its name only after its MD5 is verified.
 
     Example: bertrain data download wikipedia --language simple --out dumps/
     """
