@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import fcntl
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
 from bertrain.base.errors import UserError
+from bertrain.base.files import try_lock
 
 LOCK = ".lock"
 
@@ -28,10 +28,8 @@ def locked(out: Path, description: str, *known: str) -> Iterator[None]:
         if others and not (out / description).exists():
             (out / LOCK).unlink()
             raise UserError("occupied-folder", f"{out} has other files; choose another --out, or remove them")
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            raise UserError("already-running", f"another process is training in {out}; wait for it") from None
+        if not try_lock(lock):
+            raise UserError("already-running", f"another process is training in {out}; wait for it")
         try:
             yield
         finally:
