@@ -441,7 +441,6 @@ def data_stats(
     sequences: Annotated[int, Option(help="examples in a step")] = 256,
     token_budget: Annotated[int, Option(help="tokens in a bin; 0: a rank's share of a step")] = 0,
     vocab: VocabularyFile = None,
-    group_size: Annotated[int, Option(min=0, hidden=True, help="exchange: ranks that share examples; 0: all")] = 0,
     plot: Annotated[Path | None, Option(help="plot lengths and policies into this .svg file")] = None,
     as_json: AsJson = False,
 ) -> None:
@@ -455,8 +454,7 @@ def data_stats(
 
     if plot is not None:
         check_plot(plot)
-    sizes = {"ranks": ranks, "sequences": sequences, "token_budget": token_budget, "group_size": group_size}
-    stats = describe(folder, vocab=vocab, **sizes)
+    stats = describe(folder, ranks=ranks, sequences=sequences, token_budget=token_budget, vocab=vocab)
     if plot is not None:
         plot_stats(stats, plot, vocab=vocab)
     if printed_json(stats, as_json):

@@ -11,7 +11,7 @@ import numpy as np
 from bertrain.base.errors import UserError
 from bertrain.config.choices import MASK_PROBABILITY
 from bertrain.data.feed.balance import imbalance, per_rank
-from bertrain.data.feed.batching import POLICIES, Policy, capacity_for, check_groups, choose_policy, step_by_sequences
+from bertrain.data.feed.batching import POLICIES, Policy, capacity_for, choose_policy, step_by_sequences
 from bertrain.data.formats.masking import Ints, count_predictions
 from bertrain.data.formats.source import open_data
 
@@ -53,17 +53,14 @@ def data_stats(
     ranks: int = 8,
     sequences: int = 256,
     token_budget: int = 0,
-    group_size: int = 0,
     vocab: str | Path | None = None,
 ) -> DataStats:
     """Statistics of a data folder, and of each policy for steps of `sequences` examples on `ranks` ranks.
 
     Without `token_budget`, a bin holds a rank's share of a step, rounded up to a multiple of the longest example.
-    `group_size` is for the policy exchange.
     """
     if ranks < 1 or sequences < 1:
         raise UserError("option-out-of-range", "--ranks and --sequences must be at least 1")
-    check_groups(group_size, ranks, "--group-size")
     data = open_data(folder, vocab=vocab, verify="size")
     lengths = data.lengths
     longest, mean = int(lengths.max()), float(lengths.mean())
@@ -92,7 +89,7 @@ def data_stats(
         policies=[
             measure_policy(
                 name,
-                choose_policy(name, group_size=group_size),
+                choose_policy(name),
                 steps,
                 ranks=ranks,
                 token_budget=budget,
