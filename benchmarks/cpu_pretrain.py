@@ -76,14 +76,12 @@ class Case:
 
 def write_examples(folder: Path, max_seq_length: int, count: int) -> None:
     """Examples of random words with Wikipedia's lengths."""
-    from workload import random_examples
+    from workload import random_examples, write_folder
 
-    from bertrain.data.formats.write import write_shards
     from bertrain.data.text.vocabulary import Vocabulary
 
     vocabulary = Vocabulary.load()
-    examples = random_examples(count, vocabulary, max_seq_length)
-    write_shards(folder, examples, vocabulary, preparation={}, rows_per_shard=65536)
+    write_folder(folder, random_examples(count, vocabulary, max_seq_length), vocabulary)
 
 
 def settings_for(case: Case, policy: str = "budget") -> Any:

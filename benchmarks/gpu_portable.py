@@ -30,13 +30,12 @@ from typing import Any
 
 import torch
 from gpu_pretrain import DEVICE, make_steps, time_steps
-from workload import padded_inputs, random_examples
+from workload import Example, padded_inputs, random_examples, write_folder
 
 from bertrain.config.resolve import resolve
 from bertrain.config.settings import Settings
 from bertrain.data.feed.loader import Loader, Step
 from bertrain.data.formats.shards import Shards
-from bertrain.data.formats.write import Example, write_shards
 from bertrain.data.text.vocabulary import Vocabulary
 from bertrain.ranks import parallel
 from bertrain.run.metrics import Stopwatch
@@ -79,7 +78,7 @@ def write_examples(folder: Path, length: int, rows: str, num_words: int = 0) -> 
             Example((e.tokens * -(-length // len(e.tokens)))[: length - 1] + e.tokens[-1:], length // 2, e.is_random)
             for e in examples
         )
-    write_shards(folder, examples, vocabulary, preparation={}, rows_per_shard=65536)
+    write_folder(folder, examples, vocabulary)
     return Shards.open(folder, verify="size")
 
 

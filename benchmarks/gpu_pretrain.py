@@ -36,13 +36,12 @@ from typing import Any
 
 import torch
 from gpu_kernels import median_us
-from workload import padded_inputs, random_examples, wikipedia_lengths
+from workload import Example, padded_inputs, random_examples, wikipedia_lengths, write_folder
 
 from bertrain.config.resolve import resolve
 from bertrain.config.settings import Settings
 from bertrain.data.feed.loader import Loader, Step
 from bertrain.data.formats.shards import Shards
-from bertrain.data.formats.write import Example, write_shards
 from bertrain.data.text.vocabulary import Vocabulary
 from bertrain.model.batch import IGNORED
 from bertrain.ranks import parallel
@@ -106,7 +105,7 @@ def write_examples(workload: Workload, folder: Path) -> Shards:
     examples = random_examples(12_000, vocabulary)
     if workload is FULL_128:
         examples = (Example((e.tokens * 26)[:127] + e.tokens[-1:], 64, e.is_random) for e in examples)
-    write_shards(folder, examples, vocabulary, preparation={}, rows_per_shard=65536)
+    write_folder(folder, examples, vocabulary)
     return Shards.open(folder, verify="size")
 
 

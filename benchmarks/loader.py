@@ -20,7 +20,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
-from workload import random_examples
+from workload import random_examples, write_folder
 
 from bertrain.base.machine import cpu_name
 from bertrain.config.resolve import resolve
@@ -28,7 +28,6 @@ from bertrain.data.feed.batching import choose_policy
 from bertrain.data.feed.loader import Loader
 from bertrain.data.formats.masking import count_predictions
 from bertrain.data.formats.shards import Shards
-from bertrain.data.formats.write import write_shards
 from bertrain.data.text.vocabulary import Vocabulary
 
 HERE = Path(__file__).parent
@@ -49,8 +48,7 @@ def main() -> None:
     settings = resolve("bert-large-phase2", [("batch.sequences", str(STEP)), ("batch.policy", "budget")])
     with tempfile.TemporaryDirectory() as folder:
         vocabulary = Vocabulary.load()
-        examples = random_examples(20_000, vocabulary)
-        write_shards(Path(folder) / "data", examples, vocabulary, preparation={}, rows_per_shard=65536)
+        write_folder(Path(folder) / "data", random_examples(20_000, vocabulary), vocabulary)
         shards = Shards.open(Path(folder) / "data")  # reading it all for the hash also warms the cache
         loader = Loader(shards, settings)
         loader.step(0, 0)

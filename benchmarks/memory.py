@@ -19,12 +19,11 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from workload import random_examples
+from workload import Example, random_examples, write_folder
 
 from bertrain.base.formatting import GIB
 from bertrain.config.resolve import resolve
 from bertrain.data.formats.shards import Shards
-from bertrain.data.formats.write import Example, write_shards
 from bertrain.data.text.vocabulary import Vocabulary
 from bertrain.training.resolve_auto import place_for
 
@@ -57,7 +56,7 @@ def write_data(folder: Path) -> Path:
         Example((one.tokens * 26)[:127] + one.tokens[-1:], 64, one.is_random)
         for one in random_examples(2000, vocabulary)
     )
-    write_shards(folder, examples, vocabulary, preparation={}, rows_per_shard=65536)
+    write_folder(folder, examples, vocabulary)
     return folder
 
 

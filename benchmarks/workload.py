@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import csv
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 
-from bertrain.data.formats.write import Example
+from bertrain.data.formats.block import Block
+from bertrain.data.formats.write import write_blocks
 from bertrain.data.text.vocabulary import Vocabulary
 from bertrain.model.batch import IGNORED, Batch
 
@@ -28,6 +29,22 @@ def wikipedia_lengths(count: int, seed: int, max_seq_length: int = 512) -> np.nd
         rows = [(int(row["length"]), int(row["sequences"])) for row in csv.DictReader(file)]
     lengths, weights = np.array([row for row in rows if row[0] >= 5], dtype=np.float64).T
     return np.random.default_rng(seed).choice(lengths.astype(np.int64), count, p=weights / weights.sum())
+
+
+class Example(NamedTuple):
+    """An unmasked row: tokens including special ones, where segment B begins, and the next-sentence label."""
+
+    tokens: list[int]
+    segment_b: int
+    is_random: bool
+
+
+def write_folder(folder: Path, examples: Iterable[Example], vocabulary: Vocabulary) -> None:
+    """Write a prepared folder of one file."""
+    tokens, segment_b, is_random = zip(*examples, strict=True)
+    lengths = np.array([len(row) for row in tokens])
+    block = Block(np.concatenate(tokens), lengths, np.array(segment_b), np.array(is_random))
+    write_blocks(folder, [block], vocabulary, preparation={})
 
 
 def random_examples(count: int, vocabulary: Vocabulary, max_seq_length: int = 512) -> Iterator[Example]:

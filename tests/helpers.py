@@ -9,7 +9,7 @@ import random
 import re
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -26,9 +26,11 @@ from bertrain.config.resolve import resolve
 from bertrain.config.settings import ModelSettings, Settings
 from bertrain.data.feed.assemble import assemble_batch
 from bertrain.data.feed.batching import Capacity, choose_policy
-from bertrain.data.formats.block import Block, Masks
+from bertrain.data.formats.block import Block, Masks, concatenate, in_batches
 from bertrain.data.formats.packing import plan_packing
+from bertrain.data.formats.write import write_blocks
 from bertrain.data.prepare.prepare import prepare
+from bertrain.data.text.vocabulary import Vocabulary
 from bertrain.model.batch import IGNORED, Batch
 from bertrain.model.bert import Bert
 from bertrain.model.encoder import EncoderModel
@@ -123,6 +125,24 @@ def make_data(
         lower_case=not cased,
     )
     return folder / "data"
+
+
+def example(
+    tokens: list[int], segment_b: int, is_random: bool, positions: list[int] | None = None, labels: Sequence[int] = ()
+) -> Block:
+    """A block of one example, masked if it has `positions`."""
+    masks = None
+    if positions is not None:
+        masks = Masks(np.array([len(positions)]), np.array(positions, np.int64), np.array(labels, np.int64))
+    return Block(np.array(tokens), np.array([len(tokens)]), np.array([segment_b]), np.array([is_random]), masks)
+
+
+def write_examples(
+    folder: Path, examples: Sequence[Block], vocabulary: Vocabulary, *, rows_per_shard: int = 65536, **preparation: Any
+) -> None:
+    """Write a prepared folder of blocks of one example each."""
+    blocks = map(concatenate, in_batches(examples, rows_per_shard))
+    write_blocks(folder, blocks, vocabulary, preparation=preparation)
 
 
 def examples_of(block: Block) -> list[dict[str, Any]]:

@@ -232,7 +232,7 @@ def try_lock(file: IO[Any]) -> bool:
     return True
 
 
-def file_digest(path: Path) -> tuple[int, str]:
-    """Size in bytes and SHA-256 of a file."""
+def file_digest(path: Path, algorithm: str = "sha256") -> tuple[int, str]:
+    """Size in bytes and digest of a file."""
     with open(path, "rb") as stream:
-        return os.fstat(stream.fileno()).st_size, hashlib.file_digest(stream, "sha256").hexdigest()
+        return os.fstat(stream.fileno()).st_size, hashlib.file_digest(stream, algorithm).hexdigest()

@@ -39,8 +39,29 @@ def total_memory() -> int | None:
 
 
 def free_memory() -> int | None:
-    """Bytes of memory that are available without swapping; None where Linux does not report it."""
-    return _meminfo("MemAvailable")
+    """Bytes that this process can use without swapping, on the machine and in its cgroup; None if both are unknown."""
+    found = (_meminfo("MemAvailable"), cgroup_memory(Path("/sys/fs/cgroup")))
+    return min((size for size in found if size is not None), default=None)
+
+
+def cgroup_memory(root: Path, own: Path = Path("/proc/self/cgroup")) -> int | None:
+    """Bytes left in the tightest cgroup of this process, such as its container; None without a limit."""
+    lines = read_or_empty(own).splitlines()
+    path = next((line.removeprefix("0::") for line in lines if line.startswith("0::")), "/")
+    folder = root / path.lstrip("/")
+    left = [_memory_in(place) for place in (folder, *folder.parents) if place.is_relative_to(root)]
+    return min((size for size in left if size is not None), default=None)
+
+
+def _memory_in(cgroup: Path) -> int | None:
+    try:
+        limit, used = (cgroup / "memory.max").read_text(), int((cgroup / "memory.current").read_text())
+        if limit.strip() == "max":
+            return None
+        statistics = dict(line.split() for line in (cgroup / "memory.stat").read_text().splitlines())
+        return max(0, int(limit) - used + int(statistics["inactive_file"]))  # file pages can be reclaimed
+    except (OSError, ValueError, KeyError):
+        return None
 
 
 def _meminfo(field: str) -> int | None:

@@ -58,8 +58,7 @@ def data_download(
 ) -> None:
     """Download a Wikipedia dump, or MLPerf's text, checkpoint, configuration and vocabulary.
 
-    If the command is interrupted, run it again to continue. A file gets its name only after its length and MD5 are
-    verified.
+    If the command is interrupted, run it again to continue. A file gets its name only after its MD5 is verified.
 
     Example: bertrain data download wikipedia --language simple --out dumps/
     """
@@ -331,7 +330,9 @@ def data_convert(
     max_seq_length: Annotated[int, Option(min=0, help="row length in tokens; 0: as in the data")] = 0,
     max_predictions: MaxPredictions = 0,
     packing: Annotated[Algorithm, Option(help="packing algorithm for hdf5-packed; see `data pack`")] = PACKING,
-    max_per_row: Annotated[int, Option(min=0, help="hdf5-packed: most examples in a row; 0: no limit")] = MAX_PER_ROW,
+    max_per_row: Annotated[
+        int, Option(min=0, help="hdf5-packed: most examples in a row; 0: 3 for nnlshp, else all that fit")
+    ] = MAX_PER_ROW,
     vocab: VocabularyFile = None,
     as_json: AsJson = False,
 ) -> None:
@@ -440,7 +441,6 @@ def data_stats(
     sequences: Annotated[int, Option(help="examples in a step")] = 256,
     token_budget: Annotated[int, Option(help="tokens in a bin; 0: a rank's share of a step")] = 0,
     vocab: VocabularyFile = None,
-    group_size: Annotated[int, Option(min=0, hidden=True, help="exchange: ranks that share examples; 0: all")] = 0,
     plot: Annotated[Path | None, Option(help="plot lengths and policies into this .svg file")] = None,
     as_json: AsJson = False,
 ) -> None:
@@ -454,8 +454,7 @@ def data_stats(
 
     if plot is not None:
         check_plot(plot)
-    sizes = {"ranks": ranks, "sequences": sequences, "token_budget": token_budget, "group_size": group_size}
-    stats = describe(folder, vocab=vocab, **sizes)
+    stats = describe(folder, ranks=ranks, sequences=sequences, token_budget=token_budget, vocab=vocab)
     if plot is not None:
         plot_stats(stats, plot, vocab=vocab)
     if printed_json(stats, as_json):

@@ -30,7 +30,7 @@ from bertrain.data.formats.convert import convert, convert_into, shard_sizes, st
 from bertrain.data.formats.hdf5 import row_checksum
 from bertrain.data.formats.shards import Shards
 from bertrain.data.prepare.prepare import prepare
-from bertrain.data.text.download import MLPERF_FILES, download, md5_of, parse_checksums
+from bertrain.data.text.download import MLPERF_FILES, download, parse_checksums
 from bertrain.data.text.streams import DAMAGE
 from bertrain.weights.export import export
 
@@ -242,7 +242,7 @@ def _check_text(out: Path) -> int:
         file = out / "download" / "results4" / name
         if not file.is_file():
             raise UserError("missing-input", f"no {file}, which {path.name} lists; download it, or remove the list")
-        if md5_of(file) != md5:
+        if file_digest(file, "md5")[1] != md5:
             raise UserError("wrong-checksum", f"{file} is not the file that {path.name} lists; download it again")
     return len(listed)
 
@@ -261,7 +261,7 @@ def _convert_checkpoint(folder: Path) -> str:
 def _is_mlperf_text(text: list[Path]) -> bool:
     """Whether the text has the published checksums; refuses text of which only some files have."""
     known = {path: MLPERF_FILES[path.name] for path in text if path.name in MLPERF_FILES}
-    differing = [path for path, (size, md5) in known.items() if path.stat().st_size != size or md5_of(path) != md5]
+    differing = [path for path, published in known.items() if file_digest(path, "md5") != published]
     if differing and len(differing) < len(known):
         raise UserError("wrong-checksum", f"{differing[0]} is not the file that MLPerf published; download it again")
     return bool(known) and not differing

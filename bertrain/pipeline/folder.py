@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import fcntl
 import json
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -11,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from bertrain.base.errors import UserError
-from bertrain.base.files import write_atomically
+from bertrain.base.files import try_lock, write_atomically
 from bertrain.base.schema import JsonError, check_value, load_json
 
 LOCK = ".lock"
@@ -33,10 +32,8 @@ def locked(out: Path, description: str, *known: str) -> Iterator[None]:
         if others and not (out / description).exists():
             (out / LOCK).unlink()
             raise UserError("occupied-folder", f"{out} has other files; choose another --out, or remove them")
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            raise UserError("already-running", f"another process is working in {out}; wait for it") from None
+        if not try_lock(lock):
+            raise UserError("already-running", f"another process is working in {out}; wait for it")
         try:
             yield
         finally:

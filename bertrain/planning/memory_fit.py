@@ -18,7 +18,7 @@ import torch
 
 from bertrain.base.errors import UserError
 from bertrain.base.formatting import GIB
-from bertrain.base.machine import free_memory, read_or_empty
+from bertrain.base.machine import free_memory
 from bertrain.config.choices import EngineName
 from bertrain.config.settings import Settings
 from bertrain.data.formats.source import DataSource
@@ -33,31 +33,11 @@ def available_memory(device: torch.device, local_ranks: int) -> tuple[int, str]:
         sharing, label = -(-local_ranks // torch.cuda.device_count()), f"of {torch.cuda.get_device_name(device)}"
         there = torch.cuda.get_device_properties(device).total_memory
     else:
-        free = [bytes for bytes in (free_memory(), cgroup_memory(Path("/sys/fs/cgroup"))) if bytes is not None]
-        if not free:
+        free = free_memory()
+        if free is None:
             return 1 << 62, "unknown here"
-        sharing, label, there = local_ranks, "free", min(free)
+        sharing, label, there = local_ranks, "free", free
     return there // sharing, f"{label}, shared by {sharing} ranks" if sharing > 1 else label
-
-
-def cgroup_memory(root: Path, own: Path = Path("/proc/self/cgroup")) -> int | None:
-    """Bytes left in the tightest cgroup of this process, such as its container; None without a limit."""
-    lines = read_or_empty(own).splitlines()
-    path = next((line.removeprefix("0::") for line in lines if line.startswith("0::")), "/")
-    folder = root / path.lstrip("/")
-    left = [_memory_in(place) for place in (folder, *folder.parents) if place.is_relative_to(root)]
-    return min((bytes for bytes in left if bytes is not None), default=None)
-
-
-def _memory_in(cgroup: Path) -> int | None:
-    try:
-        limit, used = (cgroup / "memory.max").read_text(), int((cgroup / "memory.current").read_text())
-        if limit.strip() == "max":
-            return None
-        statistics = dict(line.split() for line in (cgroup / "memory.stat").read_text().splitlines())
-        return max(0, int(limit) - used + int(statistics["inactive_file"]))  # file pages can be reclaimed
-    except (OSError, ValueError, KeyError):
-        return None
 
 
 @dataclass(frozen=True)

@@ -87,8 +87,7 @@ class SimilaritySplit:
         texts = self.block.texts_per_example
         block = self.block.take((examples[:, None] * texts + np.arange(texts)).ravel())
         ids = [self.ids[example] for example in examples]
-        return replace(self, name=name, block=replace(block, texts_per_example=texts), ids=ids,
-                       candidates=self.candidates[examples])  # fmt: skip
+        return replace(self, name=name, block=block, ids=ids, candidates=self.candidates[examples])
 
 
 def rank_metrics(

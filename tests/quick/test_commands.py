@@ -107,8 +107,6 @@ def test_stats_draw_what_they_print(tmp_path: Path) -> None:
     for path, code in ((tmp_path / "stats.png", "plot-not-svg"), (tmp_path / "none" / "x.svg", "cannot-write")):
         with helpers.refused(code, path):
             plot_stats(stats, path)
-    with helpers.refused("bad-group-size", "--group-size 3", "8"):
-        data_stats(folder, group_size=3)
 
 
 def test_unknown_words_are_counted(tmp_path: Path) -> None:

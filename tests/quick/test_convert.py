@@ -17,11 +17,11 @@ from hypothesis import strategies as st
 from bertrain.base.errors import UserError
 from bertrain.config.choices import Target
 from bertrain.data.formats import tfrecord
+from bertrain.data.formats.block import Block
 from bertrain.data.formats.convert import bin_by_length, convert, eval_set, shard_sizes
 from bertrain.data.formats.inspect import inspect_data, lines_of, parse_rows
 from bertrain.data.formats.source import DataSource, open_data
 from bertrain.data.formats.verify import verify
-from bertrain.data.formats.write import Example, write_shards
 from bertrain.data.text.vocabulary import SPECIAL_WORDS, Vocabulary
 from tests import helpers
 
@@ -59,14 +59,14 @@ def masked(unmasked: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @st.composite
-def examples(draw: st.DrawFn, num_words: int) -> list[Example]:
+def examples(draw: st.DrawFn, num_words: int) -> list[Block]:
     made = []
     for _ in range(draw(st.integers(1, 12))):
         length = draw(st.integers(3, 20))
         words = st.integers(0, num_words - 1)
         positions = sorted(draw(st.sets(st.integers(1, length - 1), max_size=5)))
         made.append(
-            Example(
+            helpers.example(
                 draw(st.lists(words, min_size=length, max_size=length)),
                 draw(st.integers(0, length)),
                 draw(st.booleans()),
@@ -84,10 +84,9 @@ def test_round_trips_lose_nothing(tmp_path: Path, data: st.DataObject) -> None:
     made = data.draw(examples(100))
     shards = data.draw(st.integers(1, len(made)))
     shutil.rmtree(tmp_path, ignore_errors=True)
-    write_shards(tmp_path / "0", made, words, preparation={"max_seq_length": 20}, rows_per_shard=5)
+    helpers.write_examples(tmp_path / "0", made, words, max_seq_length=20, rows_per_shard=5)
     expected = rows_of(open_data(tmp_path / "0"))
-    assert [row["tokens"] for row in expected] == [example.tokens for example in made]
-    assert [row["positions"] for row in expected] == [example.mlm_positions for example in made]
+    assert expected == [row for one in made for row in helpers.examples_of(one)]
     chain = data.draw(st.permutations((*MASKED, "arrow")))
     for number, layout in enumerate(chain):
         written = convert(tmp_path / str(number), tmp_path / str(number + 1), to=layout, shards=shards)
@@ -107,8 +106,8 @@ def test_round_trips_lose_nothing(tmp_path: Path, data: st.DataObject) -> None:
 
 def test_words_beyond_two_bytes(tmp_path: Path) -> None:
     words = Vocabulary((*SPECIAL_WORDS, *(f"w{number}" for number in range(70_000))), lower_case=True)
-    made = [Example([2, 69_999, 65_536, 3], 4, False, [1, 2], [65_535, 70_004])]
-    write_shards(tmp_path / "arrow", made, words, preparation={}, rows_per_shard=5)
+    made = [helpers.example([2, 69_999, 65_536, 3], 4, False, [1, 2], [65_535, 70_004])]
+    helpers.write_examples(tmp_path / "arrow", made, words)
     for layout in (*MASKED, "hdf5-packed"):
         convert(tmp_path / "arrow", tmp_path / layout, to=layout)
         assert rows_of(open_data(tmp_path / layout)) == rows_of(open_data(tmp_path / "arrow"))
@@ -319,8 +318,8 @@ def test_a_shuffle_is_the_same_whatever_the_layout_and_shards(masked: Path, tmp_
 def test_bins_by_length(tmp_path: Path) -> None:
     words = Vocabulary((*SPECIAL_WORDS, "a"), lower_case=True)
     lengths = [5, 128, 129, 256, 257, 500, 512, 40, 10]
-    made = [Example([2, *[5] * (length - 2), 3], length, False, [1], [5]) for length in lengths]
-    write_shards(tmp_path / "data", made, words, preparation={}, rows_per_shard=4)
+    made = [helpers.example([2, *[5] * (length - 2), 3], length, False, [1], [5]) for length in lengths]
+    helpers.write_examples(tmp_path / "data", made, words, rows_per_shard=4)
     written = bin_by_length(tmp_path / "data", tmp_path / "binned")
     found = {longest: open_data(tmp_path / "binned" / str(longest)).lengths.tolist() for longest in written}
     assert found == {128: [5, 128, 40, 10], 256: [129, 256], 384: [257], 512: [500, 512]}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import struct
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -116,6 +117,19 @@ def test_examples_are_taken_in_any_order(block: Block, data: st.DataObject) -> N
     chosen = data.draw(st.lists(st.integers(0, len(block) - 1), max_size=8))
     taken = block.take(np.array(chosen, dtype=np.int64))
     assert examples_of(taken) == [examples_of(block)[number] for number in chosen]
+
+
+def test_answers_and_their_weights_stay_with_the_examples() -> None:
+    column, lengths = np.arange(4.0)[:, None], np.ones(4, dtype=np.int64)
+    block = Block(np.arange(4), lengths, lengths, np.zeros(4, bool), None, column, -column, texts_per_example=2)
+    joined = concatenate([block.take(np.array([2, 3])), block])
+    assert joined.texts_per_example == 2
+    assert joined.answers is not None
+    assert joined.answer_weights is not None
+    assert joined.answers[:, 0].tolist() == [2, 3, 0, 1, 2, 3]
+    assert joined.answer_weights[:, 0].tolist() == [-2, -3, 0, -1, -2, -3]
+    with pytest.raises(ValueError, match="others have none"):
+        concatenate([block, replace(block, answer_weights=None)])
 
 
 def test_predictions_out_of_order_are_sorted() -> None:

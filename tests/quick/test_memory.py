@@ -11,6 +11,7 @@ import torch
 
 from bertrain.base.errors import UserError
 from bertrain.base.formatting import GIB
+from bertrain.base.machine import cgroup_memory
 from bertrain.config.model_size import count_parameters
 from bertrain.config.recipe import recipe_names
 from bertrain.config.resolve import resolve
@@ -22,7 +23,7 @@ from bertrain.model.initialization import uninitialized
 from bertrain.optim import lamb, muon
 from bertrain.optim.registry import OPTIMIZERS, build_optimizer
 from bertrain.planning.memory import BinSize, estimate
-from bertrain.planning.memory_fit import Place, cgroup_memory, largest_budget, refuse_too_little, with_budget
+from bertrain.planning.memory_fit import Place, largest_budget, refuse_too_little, with_budget
 from bertrain.training import resolve_auto
 from tests import helpers
 from tests.live_memory import LiveMemory

@@ -20,7 +20,6 @@ from bertrain.base.extras import is_installed
 from bertrain.base.files import file_digest
 from bertrain.data.feed.loader import Loader
 from bertrain.data.formats.shards import Shards
-from bertrain.data.formats.write import Example, write_shards
 from bertrain.data.prepare.examples import Pair, TokenText, block_of_pairs, draw_pairs, full_sentences
 from bertrain.data.prepare.prepare import prepare
 from bertrain.data.text.documents import LONGEST_DOCUMENT, find_inputs, plan_units, read_documents
@@ -201,8 +200,8 @@ def test_the_same_text_gives_the_same_bytes(tmp_path: Path) -> None:
 def test_vocabularies_beyond_65535_words(tmp_path: Path, extra: int, token_type: pa.DataType) -> None:
     vocabulary = Vocabulary((*helpers.SPECIAL, *(f"w{n}" for n in range(extra + 10))), lower_case=True)
     last = len(vocabulary.words) - 1
-    examples = [Example([2, last, 3, 7, 3], 3, True), Example([2, 6, 3, last, last, 3], 3, False)]
-    write_shards(tmp_path / "data", examples, vocabulary, preparation={}, rows_per_shard=9)
+    examples = [helpers.example([2, last, 3, 7, 3], 3, True), helpers.example([2, 6, 3, last, last, 3], 3, False)]
+    helpers.write_examples(tmp_path / "data", examples, vocabulary)
     shards = Shards.open(tmp_path / "data")
     assert shards.read(np.array([1, 0])).tokens.tolist() == [2, 6, 3, last, last, 3, 2, last, 3, 7, 3]
     assert shards.is_random(np.array([1, 0])).tolist() == [0, 1]

@@ -15,7 +15,6 @@ from bertrain.data.feed.batching import POLICIES, Capacity, step_by_sequences
 from bertrain.data.feed.loader import Loader, capacity_for_static_masks
 from bertrain.data.formats.convert import convert
 from bertrain.data.formats.source import DataSource, open_data
-from bertrain.data.formats.write import Example, write_shards
 from bertrain.data.text.vocabulary import SPECIAL_WORDS, Vocabulary
 from tests import helpers
 from tests.quick.test_loader import content, step_content
@@ -101,8 +100,8 @@ def test_masks_of_any_number_train(tmp_path: Path) -> None:
     for number in range(120):
         length = int(draw.integers(3, 64))
         positions = list(range(1, length - 1)) if number % 3 else []
-        made.append(Example([2, *[7] * (length - 2), 3], 2, False, positions, [9] * len(positions)))
-    write_shards(tmp_path / "data", made, words, preparation={}, rows_per_shard=50)
+        made.append(helpers.example([2, *[7] * (length - 2), 3], 2, False, positions, [9] * len(positions)))
+    helpers.write_examples(tmp_path / "data", made, words, rows_per_shard=50)
     data = open_data(tmp_path / "data")
     for policy, budget in itertools.product(POLICIES, (64, 200)):
         settings = helpers.tiny_settings(
@@ -110,4 +109,4 @@ def test_masks_of_any_number_train(tmp_path: Path) -> None:
         )
         step = Loader(data, settings).step(0, 0)
         assert step.num_predictions == sum(batch.num_predictions for batch in step.bins)
-        assert step.num_predictions == sum(len(example.mlm_positions or []) for example in made)
+        assert step.num_predictions == sum(int(one.masks.counts.sum()) for one in made if one.masks)

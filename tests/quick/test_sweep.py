@@ -116,7 +116,6 @@ def test_memory_cores_and_wishes_limit_how_many_train_at_once(tmp_path: Path, mo
     asked = request(data, seeds=[1, 2, 3, 4, 5], overrides=tiny(train__device="cpu"))
     planned = plan_runs(asked)
     needed = check_runs(asked, planned, tmp_path / "out").needed
-    monkeypatch.setattr(memory_fit, "cgroup_memory", lambda root: None)
     monkeypatch.setattr(memory_fit, "free_memory", lambda: 3 * needed + 1)
     slots = choose_slots(asked, planned, tmp_path / "out", 4)
     assert len(slots.cpus) == 3

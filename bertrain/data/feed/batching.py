@@ -363,7 +363,7 @@ def choose_policy(name: PolicyName, *, group_size: int = 0, packing: StepPacking
     return Policy(deals[name], lay_out_budget, pads_each=False)
 
 
-def check_groups(group_size: int, ranks: int, option: str = "--batch.group_size") -> None:
+def check_groups(group_size: int, ranks: int) -> None:
     if group_size and ranks % group_size:
-        cure = "use a divisor, or 0 for one group of all ranks"
-        raise AgreedError("bad-group-size", f"{option} {group_size} does not divide the {ranks} ranks; {cure}")
+        wrong = f"--batch.group_size {group_size} does not divide the {ranks} ranks"
+        raise AgreedError("bad-group-size", f"{wrong}; use a divisor, or 0 for one group of all ranks")

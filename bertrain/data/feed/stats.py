@@ -11,11 +11,12 @@ import numpy as np
 from bertrain.base.errors import UserError
 from bertrain.config.choices import MASK_PROBABILITY
 from bertrain.data.feed.balance import imbalance, per_rank
-from bertrain.data.feed.batching import POLICIES, Policy, capacity_for, check_groups, choose_policy, step_by_sequences
+from bertrain.data.feed.batching import POLICIES, Policy, capacity_for, choose_policy, step_by_sequences
 from bertrain.data.formats.masking import Ints, count_predictions
 from bertrain.data.formats.source import open_data
 
 STEPS_SAMPLED = 20
+SEED = 1  # of the order of examples; the default of train.seed
 EXAMPLES_READ = 65_536  # for unknown_share, evenly strided
 
 
@@ -52,18 +53,14 @@ def data_stats(
     ranks: int = 8,
     sequences: int = 256,
     token_budget: int = 0,
-    group_size: int = 0,
-    seed: int = 1,
     vocab: str | Path | None = None,
 ) -> DataStats:
     """Statistics of a data folder, and of each policy for steps of `sequences` examples on `ranks` ranks.
 
     Without `token_budget`, a bin holds a rank's share of a step, rounded up to a multiple of the longest example.
-    `group_size` is for the policy exchange.
     """
     if ranks < 1 or sequences < 1:
         raise UserError("option-out-of-range", "--ranks and --sequences must be at least 1")
-    check_groups(group_size, ranks, "--group-size")
     data = open_data(folder, vocab=vocab, verify="size")
     lengths = data.lengths
     longest, mean = int(lengths.max()), float(lengths.mean())
@@ -75,7 +72,7 @@ def data_stats(
     edges = np.unique(np.linspace(0, longest, 17).astype(int))
     counts, _ = np.histogram(lengths, bins=np.append(edges[:-1] + 1, longest + 1))
     starts = range(0, STEPS_SAMPLED * sequences, sequences)
-    steps = [lengths[step_by_sequences(start, sequences, len(data), seed)[1]].astype(np.int64) for start in starts]
+    steps = [lengths[step_by_sequences(start, sequences, len(data), SEED)[1]].astype(np.int64) for start in starts]
     count = min(len(data), EXAMPLES_READ)
     sample = data.read(np.arange(count) * len(data) // count).tokens
     return DataStats(
@@ -92,7 +89,7 @@ def data_stats(
         policies=[
             measure_policy(
                 name,
-                choose_policy(name, group_size=group_size),
+                choose_policy(name),
                 steps,
                 ranks=ranks,
                 token_budget=budget,

@@ -60,7 +60,8 @@ class Block:
     answer_weights: Values | None = None
     """Factors of each example's loss, one or as many as answers; None: all are 1."""
     texts_per_example: int = 1
-    """Consecutive rows that are the texts of one example: they may lie in different bins, but stay in one step."""
+    """In the data that these rows are of, so many consecutive rows are the texts of one example: they may lie in
+    different bins, but stay in one step."""
 
     def __len__(self) -> int:
         return len(self.lengths)
@@ -84,6 +85,7 @@ class Block:
             self.masks.take(chosen) if self.masks else None,
             None if self.answers is None else self.answers[chosen],
             None if self.answer_weights is None else self.answer_weights[chosen],
+            self.texts_per_example,
         )
 
 
@@ -97,13 +99,21 @@ def draw_masks(block: Block, rows: Ints, keys: Words, rules: MaskingRules) -> Bl
 
 
 def concatenate(blocks: Sequence[Block]) -> Block:
-    """Blocks end to end; all of them with masks, or none."""
+    """Blocks end to end; all of them with masks, or none, and the same for answers and their weights."""
     masks = [block.masks for block in blocks if block.masks is not None]
-    answers = [block.answers for block in blocks if block.answers is not None]
     tokens, lengths, segment_b, is_random = _columns(blocks, "tokens", "lengths", "segment_b", "is_random")
     joined_masks = Masks(*_columns(masks, "counts", "positions", "labels")) if masks else None
-    joined_answers = np.concatenate(answers) if answers and len(answers) == len(blocks) else None
-    return Block(tokens, lengths, segment_b, is_random, joined_masks, joined_answers)
+    answers = _all_or_none([block.answers for block in blocks])
+    weights = _all_or_none([block.answer_weights for block in blocks])
+    (texts,) = {block.texts_per_example for block in blocks} or {1}
+    return Block(tokens, lengths, segment_b, is_random, joined_masks, answers, weights, texts)
+
+
+def _all_or_none(parts: list[Values | None]) -> Values | None:
+    there = [part for part in parts if part is not None]
+    if len(there) not in (0, len(parts)):
+        raise ValueError("some of the blocks have answers or weights, and others have none")
+    return np.concatenate(there) if there else None
 
 
 def _columns(parts: Sequence[Block] | Sequence[Masks], *names: str) -> list[Values]:

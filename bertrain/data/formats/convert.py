@@ -101,7 +101,8 @@ def convert(
     `shards` is the number of files (0: one for every 65,536 rows); their sizes differ by at most one row. Padded rows
     have the width of the source, or `max_seq_length` and `max_predictions`. For layouts of masked rows, unmasked rows
     are masked as in training, once, from `seed`. For hdf5-packed, `packing` is the algorithm and `max_per_row` the
-    maximum examples per pack (0: the algorithm's default). `with_lists` writes beside each file which rows it has.
+    maximum examples per pack (0: 3 for nnlshp, else all that fit). `with_lists` writes beside each file which rows it
+    has.
     """
     if to != "hdf5-packed" and (packing, max_per_row) != (PACKING, MAX_PER_ROW):
         raise UserError(
@@ -224,6 +225,8 @@ def _plan(
     else:
         noted = source.manifest["preparation"] if isinstance(source, Shards) else {}
         probability = noted.get("masked_lm_prob", MASK_PROBABILITY)
+        # Rounded down, to the 76 of 512 tokens in MLPerf's files. `DataSettings.usual_predictions` rounds up, so that
+        # training predicts in the longest rows too; here the width of the arrays in existing files depends on it.
         predictions = max_predictions or noted.get("max_predictions") or max(1, int(probability * width))
         rules = MaskingRules.of(words, max_predictions=predictions, probability=probability)
     is_small = max(len(words.words), width) <= 1 << 15
@@ -364,6 +367,7 @@ def _write_arrow(plan: ConversionPlan, order: Order, sizes: list[int], out: Path
         made["max_predictions"] = plan.shape.max_predictions
     ends = np.cumsum(sizes).tolist()
     shards = (
+        # Narrow before they are joined: as they are read they take up to four times the memory.
         concatenate([narrow(block, source.vocabulary) for block in _blocks(plan, order, end - size, end)])
         for size, end in zip(sizes, ends, strict=True)
     )

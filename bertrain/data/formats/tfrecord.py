@@ -12,6 +12,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import BinaryIO, NamedTuple
 
+import google_crc32c
 import numpy as np
 import numpy.typing as npt
 
@@ -33,23 +34,12 @@ def is_tfrecord(first_bytes: bytes) -> bool:
     """Whether these are the first bytes of a TFRecord file: its first length has the right checksum."""
     if len(first_bytes) < HEADER.size:
         return False
-    checksum = 0xFFFFFFFF  # a CRC32C without a package: any file may be asked about, also by those who have no TFRecord
-    for byte in first_bytes[:8]:
-        checksum ^= byte
-        for _ in range(8):
-            checksum = checksum >> 1 ^ (checksum & 1) * 0x82F63B78
-    return _mask(checksum ^ 0xFFFFFFFF) == HEADER.unpack_from(first_bytes)[1]
+    return masked_checksum(first_bytes[:8]) == HEADER.unpack_from(first_bytes)[1]
 
 
 def masked_checksum(data: bytes) -> int:
-    """The CRC32C of TFRecord files."""
-    import google_crc32c  # only for TensorFlow's files
-
-    return _mask(google_crc32c.value(data))
-
-
-def _mask(checksum: int) -> int:
-    """Rotated right by 15 bits, plus a constant."""
+    """The CRC32C of TFRecord files: rotated right by 15 bits, plus a constant."""
+    checksum = google_crc32c.value(data)
     return ((checksum >> 15 | checksum << 17) + 0xA282EAD8) & 0xFFFFFFFF
 
 

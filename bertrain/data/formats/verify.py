@@ -73,7 +73,7 @@ def _verify_rows(folder: Path, checksums: Path) -> Verified:
 def read_checksums(path: Path) -> dict[str, str]:
     """MD5 by file name without extension, from a file with a name and an MD5 on each line."""
     try:
-        lines = path.read_text().splitlines()
+        lines = path.read_text(encoding="utf-8").splitlines()
     except (OSError, UnicodeDecodeError):
         raise UserError("bad-checksum-list", f"there is no list of checksums at {path}, or it is not text") from None
     expected: dict[str, str] = {}

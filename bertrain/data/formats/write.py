@@ -7,8 +7,7 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -17,35 +16,13 @@ import pyarrow as pa
 
 from bertrain.base.errors import UserError
 from bertrain.base.files import file_digest, new_folder, refuse_occupied, write_atomically
-from bertrain.data.formats.block import Block, Masks, Values, concatenate, in_batches
+from bertrain.data.formats.block import Block, Masks, Values
 from bertrain.data.formats.masking import Ints
 from bertrain.data.formats.shards import MANIFEST, SCHEMA_VERSION, VOCABULARY
 from bertrain.data.text.vocabulary import Vocabulary
 
 MOST_VALUES = (1 << 31) - 1  # in a list column of one file: Arrow's offsets have 32 bits
 Histogram = Counter[int]
-
-
-@dataclass(frozen=True)
-class Example:
-    """One row: tokens including special ones, where segment B begins, and the next-sentence label.
-
-    With static masks, `tokens` are masked, and positions and labels hold the original tokens.
-    """
-
-    tokens: list[int]
-    segment_b: int
-    is_random: bool
-    mlm_positions: list[int] | None = None
-    mlm_labels: list[int] | None = None
-
-
-def write_shards(
-    out: Path, examples: Iterable[Example], vocabulary: Vocabulary, *, preparation: dict[str, Any], rows_per_shard: int
-) -> dict[str, Any]:
-    """Write a prepared folder of single examples and return its manifest; see `write_blocks`."""
-    blocks = (block_of_examples(batch) for batch in in_batches(examples, rows_per_shard))
-    return write_blocks(out, blocks, vocabulary, preparation=preparation)
 
 
 def write_blocks(
@@ -101,19 +78,6 @@ def shard_name(number: int) -> str:
 def histogram_of(block: Block) -> Histogram:
     lengths, counts = np.unique(block.lengths, return_counts=True)
     return Counter(dict(zip(lengths.tolist(), counts.tolist(), strict=True)))
-
-
-def block_of_examples(examples: Sequence[Example]) -> Block:
-    """Single examples in flat arrays; all of them with masks, or none."""
-    blocks = []
-    for example in examples:
-        masks = None
-        if example.mlm_positions is not None:
-            positions, labels = (np.array(of, np.int64) for of in (example.mlm_positions, example.mlm_labels))
-            masks = Masks(np.array([len(positions)]), positions, labels)
-        lengths, segment_b, is_random = np.array([[len(example.tokens)], [example.segment_b], [example.is_random]])
-        blocks.append(Block(np.array(example.tokens), lengths, segment_b, is_random, masks))
-    return concatenate(blocks)
 
 
 def narrow(block: Block, vocabulary: Vocabulary) -> Block:

@@ -64,14 +64,17 @@ def prepare(
     """Turn plain text (a sentence per line, a blank line between documents) into training examples.
 
     Returns the manifest of the folder `out`. Without `vocab`, BERT's uncased vocabulary is used. `lower_case` None
-    keeps case and accents if the vocabulary has them. Examples are unmasked
-    pairs, or rows of full sentences; with `reference`, exactly the masked rows of MLPerf's reference script, for all
-    files together or, `per_file`, for each separately. There `max_predictions` (76) and `masked_lm_prob` (0.15) control
-    masking; for other rows, which are masked later, the manifest records them for `convert`. `short_seq_prob` (0.1) is
-    the share of documents cut into shorter pairs. The result does not depend on `workers` or `engine`, but on
-    `unit_mb`, since a random B comes from the same unit. Called again after an interruption, it resumes. With several
-    workers, a script must call this under `if __name__ == "__main__":`. `dry_run` checks everything and writes nothing;
-    it returns the number of files and units.
+    keeps case and accents if the vocabulary has them.
+
+    Examples are unmasked pairs, or rows of full sentences; with `reference`, exactly the masked rows of MLPerf's
+    reference script, for all files together or, `per_file`, for each separately. There `max_predictions` (76) and
+    `masked_lm_prob` (0.15) control masking; for other rows, which are masked later, the manifest records them for
+    `convert`. `short_seq_prob` (0.1) is the share of documents cut into shorter pairs.
+
+    The result does not depend on `workers` or `engine`, but on `unit_mb`, since a random B comes from the same unit.
+    Called again after an interruption, it resumes. With several workers, a script must call this under
+    `if __name__ == "__main__":`. `dry_run` checks everything and writes nothing; it returns the number of files and
+    units.
 
     Example: bertrain.prepare("articles.txt", "data", vocab="vocab.txt", max_seq_length=128)
     """

@@ -1,12 +1,11 @@
 """`bertrain data download`: large files over HTTP, verified.
 
 A file is downloaded under a hidden name, resumed after an interruption, also by a later run, and renamed when its
-length and checksum are correct.
+MD5 is correct.
 """
 
 from __future__ import annotations
 
-import hashlib
 import http.client
 import os
 import re
@@ -23,7 +22,7 @@ from typing import IO, Any
 from urllib.parse import urljoin, urlsplit
 
 from bertrain.base.errors import UserError
-from bertrain.base.files import writing
+from bertrain.base.files import file_digest, writing
 from bertrain.config.choices import Collection
 from bertrain.data.text.progress import progress
 
@@ -40,12 +39,11 @@ _BLOCK = 1 << 20
 
 @dataclass(frozen=True)
 class RemoteFile:
-    """A file to fetch: its path under the output folder, URL, checksum, and size where it is known."""
+    """A file to fetch: its path under the output folder, URL and checksum."""
 
     place: str
     url: str
     md5: str
-    size: int | None = None
 
 
 # Bytes and MD5 that MLPerf's reference publishes (mlcommons/training, retired_benchmarks/bert/README.md).
@@ -113,20 +111,18 @@ def mlperf_files(host: str) -> tuple[list[RemoteFile], list[str]]:
                 left_out.append(name)
                 continue
             place = f"{folder}/{PurePosixPath(name).name if folder == 'phase1' else name}"
-            files.append(RemoteFile(place, urljoin(base, name), md5, _known_size(name, md5)))
+            _refuse_other_file(name, md5)
+            files.append(RemoteFile(place, urljoin(base, name), md5))
     return files, left_out
 
 
-def _known_size(name: str, md5: str) -> int | None:
-    """The published size of a file, if any; its published checksum must be that of the manifest."""
-    for known, (size, published) in MLPERF_FILES.items():
-        if name == known or name.endswith(f"/{known}"):
-            if md5 != published:
-                raise UserError(
-                    "wrong-checksum", f"the manifest gives {name} the MD5 {md5}, not {published}; check --mirror"
-                )
-            return size
-    return None
+def _refuse_other_file(name: str, md5: str) -> None:
+    """Refuse a file for which the manifest gives another checksum than the published one."""
+    for known, (_, published) in MLPERF_FILES.items():
+        if md5 != published and (name == known or name.endswith(f"/{known}")):
+            raise UserError(
+                "wrong-checksum", f"the manifest gives {name} the MD5 {md5}, not {published}; check --mirror"
+            )
 
 
 def parse_checksums(text: str, place: str) -> list[tuple[str, str]]:
@@ -151,20 +147,18 @@ def fetch(file: RemoteFile, out: Path) -> bool:
     place = out / file.place
     if place.exists():
         if not _is_right(place, file):
-            raise UserError(
-                "wrong-checksum", f"{place} differs from {file.url} (length or MD5); remove it to download it again"
-            )
+            raise UserError("wrong-checksum", f"{place} differs from {file.url} (MD5); remove it to download it again")
         return False
     partial = place.with_name(f".{place.name}.partial")
     with writing(place):
         place.parent.mkdir(parents=True, exist_ok=True)
         partial.touch()
     is_resumed = partial.stat().st_size > 0
-    with progress(file.place, file.size or 0) as report, open(partial, "r+b") as sink:
-        _receive(file.url, sink, file.size, report)
+    with progress(file.place, 0) as report, open(partial, "r+b") as sink:
+        _receive(file.url, sink, report)
         if is_resumed and not _is_right(partial, file):  # the beginning may be of an older version, or damaged
             sink.truncate(0)
-            _receive(file.url, sink, file.size, report)
+            _receive(file.url, sink, report)
     if not _is_right(partial, file):
         partial.unlink()
         raise UserError("wrong-checksum", f"the download of {file.url} does not have the MD5 {file.md5}; try again")
@@ -173,29 +167,20 @@ def fetch(file: RemoteFile, out: Path) -> bool:
 
 
 def _is_right(path: Path, file: RemoteFile) -> bool:
-    return file.size in (None, path.stat().st_size) and md5_of(path) == file.md5
+    return file_digest(path, "md5")[1] == file.md5
 
 
-def md5_of(path: Path) -> str:
-    with open(path, "rb") as stream:
-        return hashlib.file_digest(stream, "md5").hexdigest()
-
-
-def _receive(
-    url: str, sink: IO[bytes], size: int | None = None, report: Callable[[int], None] = lambda done: None
-) -> None:
+def _receive(url: str, sink: IO[bytes], report: Callable[[int], None] = lambda done: None) -> None:
     """Append the missing rest; retry until it works, give up after several attempts without progress."""
     failures = 0
     while True:
         have = sink.seek(0, os.SEEK_END)
-        wait = None
         try:
-            return _append(url, sink, have, size, report)
+            return _append(url, sink, have, report)
         except urllib.error.HTTPError as error:
             if error.code not in _RETRIED:
                 raise UserError("http-error", f"{url}: HTTP {error.code} {error.reason}; check the URL") from None
-            what, retry_after = f"HTTP {error.code} {error.reason}", error.headers.get("Retry-After", "")
-            wait = float(retry_after) if retry_after.isdecimal() else None
+            what = f"HTTP {error.code} {error.reason}"
         except (http.client.InvalidURL, ValueError) as error:  # an HTTPException, but permanent
             raise UserError("bad-url", f"{url} is not a URL that can be downloaded ({error}); check --mirror") from None
         except (OSError, http.client.HTTPException) as error:
@@ -205,22 +190,24 @@ def _receive(
             raise UserError(
                 "download-failed", f"{url} failed {failures} times ({what}); run the same command to resume"
             )
-        seconds = min(FIRST_WAIT_S * 2**failures if wait is None else wait, LONGEST_WAIT_S)
+        seconds = min(FIRST_WAIT_S * 2**failures, LONGEST_WAIT_S)
         print(f"{url}: {what}; retrying in {seconds:.0f} s", file=sys.stderr, flush=True)
         time.sleep(seconds)
 
 
-def _append(url: str, sink: IO[bytes], have: int, size: int | None, report: Callable[[int], None]) -> None:
-    """Request the bytes from `have` on and write them."""
-    if size is not None and have >= size:
-        sink.truncate(size)
-        return
-    if (opened := _open(url, have)) is None:
-        return
-    with opened as response:
-        start, total = _extent(response, have)
-        if size is not None and total not in (None, size):
-            raise UserError("wrong-checksum", f"{url} has {total:,} bytes, not {size:,}; check --mirror")
+def _append(url: str, sink: IO[bytes], have: int, report: Callable[[int], None]) -> None:
+    """Request the bytes from `have` on and write them; a server may ignore the range and send the whole file."""
+    if urlsplit(url).scheme not in ("http", "https"):  # urllib would open files of this machine too
+        raise UserError("bad-url", f"{url} is not a URL that can be downloaded; it must begin with https:// or http://")
+    headers = {"User-Agent": "bertrain"} | ({"Range": f"bytes={have}-"} if have else {})
+    try:
+        response = urllib.request.urlopen(urllib.request.Request(url, headers=headers), timeout=TIMEOUT_S)
+    except urllib.error.HTTPError as error:
+        if have and error.code == HTTPStatus.REQUESTED_RANGE_NOT_SATISFIABLE:
+            return  # the server's file is not longer; whether it is this one, its checksum shows
+        raise
+    with response:
+        start, expected = have if response.status == HTTPStatus.PARTIAL_CONTENT else 0, response.length
         sink.seek(start)
         sink.truncate()
         while block := response.read(_BLOCK):
@@ -228,29 +215,5 @@ def _append(url: str, sink: IO[bytes], have: int, size: int | None, report: Call
                 sink.write(block)
                 sink.flush()
             report(sink.tell())
-        if total is not None and sink.tell() < total:
-            raise http.client.IncompleteRead(b"", total - sink.tell())
-
-
-def _open(url: str, have: int) -> Any:
-    """The response with the bytes from `have` on; None if the server says that there are none."""
-    if urlsplit(url).scheme not in ("http", "https"):  # urllib would open files of this machine too
-        raise UserError("bad-url", f"{url} is not a URL that can be downloaded; it must begin with https:// or http://")
-    headers = {"User-Agent": "bertrain"} | ({"Range": f"bytes={have}-"} if have else {})
-    try:
-        return urllib.request.urlopen(urllib.request.Request(url, headers=headers), timeout=TIMEOUT_S)
-    except urllib.error.HTTPError as error:
-        if have and error.code == HTTPStatus.REQUESTED_RANGE_NOT_SATISFIABLE:  # the server's file is not longer
-            return None if error.headers.get("Content-Range") == f"bytes */{have}" else _open(url, 0)
-        raise
-
-
-def _extent(response: Any, have: int) -> tuple[int, int | None]:
-    """Where in the file the response begins, and the file's length; a server may ignore the range request."""
-    if response.status == HTTPStatus.PARTIAL_CONTENT:
-        found = re.fullmatch(r"bytes (\d+)-\d+/(\d+|\*)", response.headers.get("Content-Range", ""))
-        if found and int(found.group(1)) <= have:
-            return int(found.group(1)), None if found.group(2) == "*" else int(found.group(2))
-        raise http.client.HTTPException(f"a part that was not asked for: {response.headers.get('Content-Range')}")
-    length = response.headers.get("Content-Length")
-    return 0, int(length) if length else None
+        if expected is not None and sink.tell() - start < expected:
+            raise http.client.IncompleteRead(b"", start + expected - sink.tell())
