@@ -17,7 +17,7 @@ from typing import Any
 
 from bertrain.base.errors import UserError
 from bertrain.base.files import reading
-from bertrain.base.schema import check_value
+from bertrain.base.schema import parse_json
 
 TOKEN = ":::MLLOG "
 LINE = {"time_ms": float, "key": str, "value": Any, "metadata": dict[str, Any] | None}
@@ -32,6 +32,7 @@ class Entry:
     key: str
     value: Any
     metadata: dict[str, Any]
+    fields: dict[str, Any]  # all that the line has
 
 
 @dataclass(frozen=True)
@@ -82,9 +83,11 @@ def read_log(path: str | Path) -> Log:
 
 def _parse(body: str) -> Entry | None:
     """The entry at the start of a text; ignores what a second writer left behind it."""
+    body = body.strip()
     try:
-        fields = check_value(json.JSONDecoder().raw_decode(body.strip())[0], LINE)
-        entry = Entry(fields["time_ms"], fields["key"], fields["value"], fields["metadata"] or {})
+        _, end = json.JSONDecoder().raw_decode(body)
+        fields = parse_json(body[:end], LINE)
+        entry = Entry(fields["time_ms"], fields["key"], fields["value"], fields["metadata"] or {}, fields)
         return entry if entry.time_ms >= 0 else None
     except (ValueError, RecursionError):
         return None

@@ -419,6 +419,17 @@ def test_a_torn_log_is_complained_of(tmp_path: Path) -> None:
     assert checked.passes, "one of ten may fail"
 
 
+def test_the_check_and_the_summary_read_the_same_entries(tmp_path: Path) -> None:
+    """Entries that two ranks wrote onto one line, with something behind them."""
+    write_results(tmp_path, samples=2_500_000)
+    for path in result_files(tmp_path):
+        path.write_text(path.read_text().replace("\n:::", " and the rest:::"))
+    assert show_logs(result_files(tmp_path))[0].final_accuracy == PUBLISHED.final_accuracy
+    checked = check_results(tmp_path, rulesets=["5.0.0"])
+    assert checked.passes, checked.verdict
+    assert all(one.passes for one in checked.compliance)
+
+
 def test_too_few_results_are_counted(tmp_path: Path) -> None:
     write_results(tmp_path)
     for number in range(2, 10):
