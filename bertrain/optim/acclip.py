@@ -13,7 +13,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from bertrain.optim.lamb import Adam
+from bertrain.optim.rules import Adam
 
 
 class AcClip(Adam):

@@ -13,11 +13,11 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from bertrain.optim import lamb
+from bertrain.optim import rules
 from bertrain.optim.clipping import norms
 
 
-class StableAdamW(lamb.Adam):
+class StableAdamW(rules.Adam):
     BUFFERS = ("first_moment", "second_moment")
     TEMPORARY_BYTES = 4
 
@@ -36,7 +36,7 @@ class StableAdamW(lamb.Adam):
         """max(1, r) of every tensor of the model, from the squares of the gradient, which it overwrites."""
         correction = self.corrections()[1]
         for part, moment in zip(
-            squares.split(lamb.WINDOW), self.buffers["second_moment"].split(lamb.WINDOW), strict=True
+            squares.split(rules.WINDOW), self.buffers["second_moment"].split(rules.WINDOW), strict=True
         ):
             part /= (moment / correction).clamp_(min=self.settings.epsilon**2)
         # The mean of a tensor is that of all its parts, in the shards of all ranks.
