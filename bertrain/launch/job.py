@@ -33,7 +33,7 @@ from typing import Literal, get_args
 
 import bertrain
 from bertrain.base.errors import UserError
-from bertrain.base.files import is_valid_text, new_folder, read_text
+from bertrain.base.files import is_valid_text, new_folder
 from bertrain.base.formatting import counted
 from bertrain.base.schema import JsonError, check_value, load_json
 from bertrain.base.units import parse_duration
@@ -267,8 +267,14 @@ def write_time(seconds: int) -> str:
 
 def read_hostfile(path: Path, ranks_per_node: int, nodes: int) -> tuple[Host, ...]:
     """The first `nodes` hosts (0: all) of a hostfile: a name per line, optionally `slots=N`; # starts a comment."""
+    try:
+        lines = path.read_text().splitlines()
+    except OSError as error:
+        raise UserError("missing-hostfile", f"cannot read {path} (--hostfile): {error.strerror}") from None
+    except UnicodeDecodeError:
+        raise UserError("damaged-hostfile", f"{path} (--hostfile) is not text") from None
     hosts = []
-    for number, line in enumerate(read_text(path).splitlines(), start=1):
+    for number, line in enumerate(lines, start=1):
         words = line.partition("#")[0].split()
         if not words:
             continue

@@ -100,10 +100,10 @@ def test_hostfiles_that_are_none(tmp_path: Path, text: str, code: str, named: st
     (tmp_path / "hosts").write_text("# nobody\n")
     with helpers.refused("too-few-hosts", "0 host"):
         read_hostfile(tmp_path / "hosts", 1, 0)
-    with helpers.refused("unreadable-file", tmp_path / "nothing"):
+    with helpers.refused("missing-hostfile", tmp_path / "nothing"):
         read_hostfile(tmp_path / "nothing", 1, 2)
     (tmp_path / "hosts").write_bytes(b"\xd0\x00")
-    with helpers.refused("not-utf8", tmp_path / "hosts"):
+    with helpers.refused("damaged-hostfile", tmp_path / "hosts"):
         read_hostfile(tmp_path / "hosts", 1, 2)
 
 
