@@ -44,7 +44,6 @@ from bertrain.mlperf.check import check_results
 from bertrain.mlperf.show import show_logs
 from bertrain.planning.devices import NETWORK_KEYS, find_gpu, find_network
 from bertrain.profiling.profile_report import profile_report
-from bertrain.profiling.trace import launches_of, read_trace
 from bertrain.reports import history
 from bertrain.reports.report import report
 from bertrain.reports.watch import describe, look
@@ -272,16 +271,6 @@ def _table(folder: Path, name: str) -> None:
     list(read_table(folder / name, lambda names: names[:2]))
 
 
-def _recorded(folder: Path) -> None:
-    """The first events of each kind of a real trace."""
-    trace = read_trace(HERE / "data" / "kineto-h200" / "bf16-eager.json.gz")
-    by_kind: dict[str, list[object]] = {}
-    for event in trace["traceEvents"]:
-        by_kind.setdefault(event.get("cat", ""), []).append(event)
-    trace["traceEvents"] = [event for events in by_kind.values() for event in events[:20]]
-    (folder / "trace.json").write_text(json.dumps(trace))
-
-
 def _score(folder: Path) -> None:
     score("squad/v1.1", HERE / "data" / "squad" / "dev-v1.1.json", folder / "predictions.json")
 
@@ -377,7 +366,6 @@ def readers() -> list[Reader]:
         Reader("recipe", "my.toml", lambda at: resolve(str(at / "my.toml"), {}), _write("my.toml", recipe)),
         Reader("network", "own.toml", lambda at: find_network(str(at / "own.toml"), find_gpu("a100"), 8),
                _write("own.toml", "".join(f"{key} = 30.5\n" for key in sorted(NETWORK_KEYS)))),
-        Reader("trace", "trace.json", lambda at: launches_of(read_trace(at / "trace.json")), _recorded),
         Reader("bert_config.json", "tf1/bert_config.json",
                lambda at: resolve("bert-tiny", {"model.config": str(at / "tf1" / "bert_config.json")}),
                _copy(GOLDEN / "tf1-google", "tf1")),

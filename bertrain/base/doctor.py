@@ -98,8 +98,10 @@ def _disk(folder: Path) -> Finding:
 
 
 def _gpus() -> list[Finding]:
-    import torch
-
+    try:
+        import torch
+    except ImportError:
+        return [Finding("gpu", "unknown", "missing", "torch finds the GPUs, and is not installed")]
     if not torch.cuda.is_available():
         row = hardware.of_cpu(cpu_flags())
         return [

@@ -86,10 +86,7 @@ def _cpuinfo(field: str) -> str:
     return next((line.partition(":")[2].strip() for line in lines if line.startswith(field)), "")
 
 
-SMI_FIELDS = (
-    "index", "name", "driver_version", "memory.used", "memory.total", "utilization.gpu", "temperature.gpu",
-    "ecc.errors.uncorrected.volatile.total",
-)  # fmt: skip
+SMI_FIELDS = ("index", "name", "temperature.gpu", "ecc.errors.uncorrected.volatile.total")
 
 
 @dataclass(frozen=True)
@@ -98,19 +95,8 @@ class Gpu:
 
     number: int
     name: str
-    driver: str = ""
-    used_mb: int = 0
-    total_mb: int = 0
-    busy_percent: int = 0
     temperature: int = 0
     errors: int = 0  # uncorrected memory errors since the driver was loaded
-
-
-@dataclass(frozen=True, kw_only=True)
-class GpuProcess:
-    number: int
-    name: str
-    used_mb: int
 
 
 def gpus() -> tuple[Gpu, ...]:
@@ -118,7 +104,8 @@ def gpus() -> tuple[Gpu, ...]:
     return parse_gpus(_nvidia_smi("query-gpu", *SMI_FIELDS))
 
 
-def gpu_processes() -> tuple[GpuProcess, ...]:
+def gpu_processes() -> dict[int, str]:
+    """The processes on the NVIDIA GPUs of this machine, in words, by number."""
     return parse_gpu_processes(_nvidia_smi("query-compute-apps", "pid", "process_name", "used_memory"))
 
 
@@ -135,17 +122,16 @@ def parse_gpus(text: str) -> tuple[Gpu, ...]:
     """The GPUs in nvidia-smi's answer to a query of SMI_FIELDS; other lines are left out."""
     found = []
     for row in csv.reader(text.splitlines(), skipinitialspace=True):
-        if len(row) == len(SMI_FIELDS):
-            number, name, driver, *values = row
-            numbers = (int(value) if value.isdigit() else 0 for value in values)
-            found.append(Gpu(int(number), name, driver, *numbers))
+        if len(row) == len(SMI_FIELDS) and row[0].isdigit():
+            number, name, *values = row
+            found.append(Gpu(int(number), name, *(int(value) if value.isdigit() else 0 for value in values)))
     return tuple(found)
 
 
-def parse_gpu_processes(text: str) -> tuple[GpuProcess, ...]:
+def parse_gpu_processes(text: str) -> dict[int, str]:
     """The processes in nvidia-smi's answer to a query of pid, process_name and used_memory."""
-    return tuple(
-        GpuProcess(number=int(row[0]), name=row[1], used_mb=int(row[2]) if row[2].isdigit() else 0)
+    return {
+        int(row[0]): f"{row[1]} ({row[0]}, {row[2] if row[2].isdigit() else 0} MB)"
         for row in csv.reader(text.splitlines(), skipinitialspace=True)
         if len(row) == 3 and row[0].isdigit()
-    )
+    }

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from bertrain.base.errors import UserError, nearest
+from bertrain.base.files import read_text
 
 GROUPS = ("start here", "BERT pre-training", "the five systems", "MLPerf reference points")
 """The order in which `bertrain recipes` lists them; the first alone without --all."""
@@ -73,15 +74,6 @@ def load_recipe(name: str) -> list[Recipe]:
     return chain
 
 
-def read_text(path: Path, what: str) -> str:
-    try:
-        return path.read_text()
-    except OSError as error:
-        raise UserError("missing-file", f"no {what} file at {path}: {error.strerror}") from None
-    except UnicodeDecodeError:
-        raise UserError("not-text", f"the {what} file {path} is not a text file; give a .toml file") from None
-
-
 def read_toml(text: str, origin: str) -> dict[str, Any]:
     try:
         return tomllib.loads(text)
@@ -115,7 +107,7 @@ def _parse(name: str, content: dict[str, Any], points: tuple[str, ...] = ()) -> 
 
 def _find(name: str) -> Recipe:
     if name.endswith(".toml"):
-        return _parse(name, read_toml(read_text(Path(name), "recipe"), name))
+        return _parse(name, read_toml(read_text(Path(name)), name))
     if name not in _shipped():
         suggestion = nearest(name, recipe_names())
         raise UserError(
@@ -130,6 +122,6 @@ def _find_base(recipe: Recipe) -> Recipe:
     try:
         return _find(base)
     except UserError as error:
-        if error.code not in ("unknown-recipe", "missing-file"):
+        if error.code not in ("unknown-recipe", "unreadable-file"):
             raise
         raise UserError("unknown-base", f"{recipe.name} builds on {recipe.base!r}: {error}") from None

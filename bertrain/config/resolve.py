@@ -18,12 +18,12 @@ from pathlib import Path
 from typing import Any, Literal, get_args, get_origin, get_type_hints
 
 from bertrain.base.errors import UserError, nearest
-from bertrain.base.files import absolute
+from bertrain.base.files import absolute, read_text
 from bertrain.base.schema import JsonError, load_json
 from bertrain.config import modernbert, roberta
 from bertrain.config.choices import Family
 from bertrain.config.model import FAMILY_DEFAULTS
-from bertrain.config.recipe import Recipe, load_recipe, read_text, read_toml
+from bertrain.config.recipe import Recipe, load_recipe, read_toml
 from bertrain.config.settings import SECTIONS, ModelSettings, Settings
 
 TYPES = {f"{section}.{name}": hint for section, kind in SECTIONS.items() for name, hint in get_type_hints(kind).items()}
@@ -72,7 +72,7 @@ def resolve(recipe: str, overrides: Overrides | None = None, settings_file: str 
     values = _join_layers(load_recipe(recipe))
     if settings_file is not None:
         path = Path(settings_file)
-        _overlay(values, read_toml(read_text(path, "settings"), str(path)), str(path))
+        _overlay(values, read_toml(read_text(path), str(path)), str(path))
     command_line: dict[str, dict[str, Any]] = {}
     pairs = as_pairs(overrides)
     for key, text in pairs:
@@ -105,7 +105,7 @@ def named_in(settings_file: str | Path | None) -> dict[str, str]:
     """The settings that a file names, such as "train.max_steps", as text."""
     if settings_file is None:
         return {}
-    sections = read_toml(read_text(Path(settings_file), "settings"), str(settings_file))
+    sections = read_toml(read_text(Path(settings_file)), str(settings_file))
     return {
         f"{section}.{name}": str(_join_list(value, f"{section}.{name}"))
         for section, fields in sections.items()

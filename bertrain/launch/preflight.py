@@ -142,7 +142,6 @@ def gather(job: Job, settings: Settings, ranks: Ranks) -> Facts:
     if not found.is_first_of_node:
         return found
     own = look.own_processes()
-    others = [one for one in machine.gpu_processes() if one.number not in own]
     free, place, can_write = look.disk_free(output_folder(job))
     fingerprint, problem = _fingerprint_data(job, settings)
     return replace(
@@ -154,7 +153,7 @@ def gather(job: Job, settings: Settings, ranks: Ranks) -> Facts:
         data=fingerprint,
         data_problem=problem,
         gpus=machine.gpus(),
-        on_gpus=tuple(f"{one.name} ({one.number}, {one.used_mb} MB)" for one in others),
+        on_gpus=tuple(words for number, words in machine.gpu_processes().items() if number not in own),
         foreign=look.foreign_processes(own),
         network=look.describe_network(os.environ.get("MASTER_ADDR", "localhost")),
         is_loopback=look.is_loopback(platform.node()) and "GLOO_SOCKET_IFNAME" not in os.environ,

@@ -170,7 +170,7 @@ def cancel_job(folder: str | Path) -> str:
         cancelled = [number for number, one in done.items() if not one.returncode]  # the others may have ended
         if not cancelled:
             raise UserError("cancel-failed", f"`{program} {numbers[-1]}` failed: {done[numbers[-1]].stderr}")
-        return f"cancelled job {', '.join(cancelled)} with {program}"
+        return f"canceled job {', '.join(cancelled)} with {program}"
     process = _process(job)
     if process is None:
         raise UserError("job-not-started", f"the job in {job.folder} was never started; there is nothing to cancel")

@@ -12,12 +12,11 @@ from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from logging.handlers import BufferingHandler
 from pathlib import Path
-from typing import Any, Literal, get_args
+from typing import Literal, get_args
 
 from bertrain.base.errors import UserError
 from bertrain.base.extras import import_extra
-from bertrain.base.schema import JsonError, parse_json
-from bertrain.mlperf.log import LINE, TOKEN, Log, read_log, result_files
+from bertrain.mlperf.log import TOKEN, Log, read_log, result_files
 from bertrain.mlperf.show import MIN_SCORED, LogSummary, Score, find_mixture, score_runs, summarize_log
 
 RULESETS = {  # of BERT, with the day on which MLPerf published their results
@@ -85,8 +84,7 @@ def check_results(
     import_extra("mlperf_logging")
     if unknown := set(rulesets) - set(RULESETS):
         raise UserError("unknown-ruleset", f"BERT has no ruleset {min(unknown)}; choose {', '.join(RULESETS)}")
-    files = result_files(folder)
-    entries = [read_log(file) for file in files]
+    entries = [read_log(file) for file in result_files(folder)]
     # Refuse unknown names: the official checker opens files by them, and runs those.
     for key, known in (("submission_benchmark", ("bert",)), ("submission_division", get_args(Division))):
         for log in entries:
@@ -97,7 +95,7 @@ def check_results(
         fix = "choose one with --division" if mixture.startswith("division") else "check each in a folder of its own"
         raise UserError("mixed-results", f"{folder} has results of several systems: {mixture}; {fix}")
     chosen, rulesets = division or logs[0].division, rulesets or _choose_rulesets(entries)
-    with _sanitized_copies(files, division) as copies:
+    with _copies(entries, division) as copies:
         pairs = list(zip(copies, logs, strict=True))
         compliance = [_check_compliance(copy, log, ruleset) for ruleset in rulesets for copy, log in pairs]
         seed_complaints = _check_seeds(copies, rulesets[-1])
@@ -245,27 +243,15 @@ def _captured_logs() -> Iterator[list[logging.LogRecord]]:
 
 
 @contextmanager
-def _sanitized_copies(files: Sequence[Path], division: Division | None) -> Iterator[list[Path]]:
-    """Copies of the logs in a folder of their own, with another division if given.
+def _copies(logs: Sequence[Log], division: Division | None) -> Iterator[list[Path]]:
+    """Copies of the readable entries in a folder of their own, each on a line, with another division if given.
 
-    Truncated lines are left out, since some checkers fail on them; `_check_compliance` counts them.
+    The checkers fail on truncated lines, which `_check_compliance` counts, and see only the last entry of a line.
     """
+    changed = {} if division is None else {"submission_division": {"value": division}}
     with tempfile.TemporaryDirectory() as folder:
-        copies = [Path(folder) / file.name for file in files]
-        for file, copy in zip(files, copies, strict=True):
-            lines = file.read_text(encoding="utf-8", errors="replace").splitlines()
-            copy.write_text("".join(f"{_sanitize(line, division)}\n" for line in lines), encoding="utf-8")
+        copies = [Path(folder) / log.path.name for log in logs]
+        for log, copy in zip(logs, copies, strict=True):
+            entries = [entry.fields | changed.get(entry.key, {}) for entry in log.entries]
+            copy.write_text("".join(f"{TOKEN}{json.dumps(fields)}\n" for fields in entries), encoding="utf-8")
         yield copies
-
-
-def _sanitize(line: str, division: Division | None) -> str:
-    _, token, body = line.rpartition(TOKEN)
-    if not token:
-        return ""
-    try:
-        fields: dict[str, Any] = parse_json(body, LINE)  # a checker fails on a line without one of these keys
-    except JsonError:
-        return ""
-    if division is not None and fields.get("key") == "submission_division":
-        fields["value"] = division
-    return f"{TOKEN}{json.dumps(fields)}"

@@ -18,7 +18,7 @@ from typing import Any
 from bertrain.base.console import warn
 from bertrain.base.errors import AgreedError, DivergedError, UserError
 from bertrain.base.extras import import_extra
-from bertrain.base.files import write_atomically
+from bertrain.base.files import write_atomically, writing
 from bertrain.base.machine import is_first_rank
 from bertrain.config.settings import Settings
 from bertrain.data.feed.loader import Loader
@@ -99,10 +99,8 @@ def run_experiment(
         _refuse_existing(folder)
     cleared, reason = clear_page_cache(settings)
     if is_first_rank():
-        try:
+        with writing(folder):
             folder.mkdir(parents=True)
-        except OSError as error:
-            raise UserError("cannot-write", f"cannot write into {out}: {error.strerror or error}") from None
         log = ResultLog(folder / "result.txt")
         log.event("cache_clear", cleared, **({"reason": reason} if reason else {}))
         log.start("init_start", ranks=count_ranks())

@@ -9,15 +9,14 @@ from __future__ import annotations
 import json
 import logging
 import os
-import sys
 from dataclasses import dataclass
 from functools import partialmethod
 from pathlib import Path
 from typing import Any
 
 from bertrain.base.errors import UserError
-from bertrain.base.files import reading
-from bertrain.base.schema import check_value
+from bertrain.base.files import reading, writing
+from bertrain.base.schema import parse_json
 
 TOKEN = ":::MLLOG "
 LINE = {"time_ms": float, "key": str, "value": Any, "metadata": dict[str, Any] | None}
@@ -32,6 +31,7 @@ class Entry:
     key: str
     value: Any
     metadata: dict[str, Any]
+    fields: dict[str, Any]  # all that the line has
 
 
 @dataclass(frozen=True)
@@ -82,9 +82,11 @@ def read_log(path: str | Path) -> Log:
 
 def _parse(body: str) -> Entry | None:
     """The entry at the start of a text; ignores what a second writer left behind it."""
+    body = body.strip()
     try:
-        fields = check_value(json.JSONDecoder().raw_decode(body.strip())[0], LINE)
-        entry = Entry(fields["time_ms"], fields["key"], fields["value"], fields["metadata"] or {})
+        _, end = json.JSONDecoder().raw_decode(body)
+        fields = parse_json(body[:end], LINE)
+        entry = Entry(fields["time_ms"], fields["key"], fields["value"], fields["metadata"] or {}, fields)
         return entry if entry.time_ms >= 0 else None
     except (ValueError, RecursionError):
         return None
@@ -103,20 +105,18 @@ class ResultLog:
     def __init__(self, path: Path) -> None:
         from mlperf_logging.mllog.mllog import MLLogger
 
-        self.path = path
-        try:
-            self._handler = _ErrorKeepingHandler(path, mode="x", encoding="utf-8")
-        except OSError as error:
-            raise UserError("cannot-write", f"cannot write the log {path}: {error.strerror or error}") from None
-        logger = _AlwaysEnabledLogger("bertrain.mlperf")
-        logger.addHandler(self._handler)
-        self._logger = MLLogger(logger=logger, root_dir=str(Path(__file__).parents[2]))
+        self.path, self._lines = path, _Lines("bertrain.mlperf")
+        self._logger = MLLogger(logger=self._lines, root_dir=str(Path(__file__).parents[2]))
+        with writing(path):
+            # Unbuffered, so that what a full disk refuses is not tried again at the end.
+            self._file = open(path, "xb", buffering=0)  # noqa: SIM115 - open until `close`
 
     def _write(self, kind: str, key: str, value: Any = None, **metadata: Any) -> None:
         getattr(self._logger, kind)(key, value, metadata=metadata, stack_offset=STACK_OFFSET)
-        if self._handler.failure is not None:
-            reason = getattr(self._handler.failure, "strerror", None) or self._handler.failure
-            raise UserError("cannot-write", f"cannot write the log {self.path}: {reason}; free some space")
+        rest = self._lines.take().encode()
+        with writing(self.path):
+            while rest:
+                rest = rest[self._file.write(rest) :]
 
     start = partialmethod(_write, "start")  # of an interval
     end = partialmethod(_write, "end")
@@ -124,22 +124,18 @@ class ResultLog:
 
     def close(self) -> None:
         """Sync the file to disk."""
-        self._handler.close()
-        with open(self.path, "rb") as file:
-            os.fsync(file.fileno())
+        with writing(self.path), self._file:
+            os.fsync(self._file)
 
 
-class _AlwaysEnabledLogger(logging.Logger):
-    """A logger that `logging.disable` does not silence: its lines are the result."""
+class _Lines(logging.Logger):
+    """Keeps what the library logs, which would hide an error of writing it; `logging.disable` does not silence it."""
 
-    def isEnabledFor(self, level: int) -> bool:
-        return True
+    _text = ""
 
+    def log(self, level: int, msg: object, *args: object, **kwargs: Any) -> None:
+        self._text += f"{msg}\n"
 
-class _ErrorKeepingHandler(logging.FileHandler):
-    """Keeps the first write error; logging itself would only print a traceback."""
-
-    failure: BaseException | None = None
-
-    def handleError(self, record: logging.LogRecord) -> None:
-        self.failure = self.failure or sys.exc_info()[1]
+    def take(self) -> str:
+        text, self._text = self._text, ""
+        return text

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from bertrain.base.errors import EXIT_USER_ERROR, ReportedElsewhereError, RequeueError, StoppedError, UserError
 from bertrain.base.extras import import_extra
-from bertrain.base.files import absolute, write_atomically
+from bertrain.base.files import absolute, write_atomically, writing
 from bertrain.base.formatting import counted
 from bertrain.base.machine import is_first_rank
 from bertrain.config.resolve import resolve, to_toml
@@ -175,11 +175,9 @@ def write_recipe(settings: Settings, out: Path, data: str | Path, init: str) -> 
     """Write the recipe of the experiments into `out`, unless it is there; refuses a folder of other experiments."""
     if _has_recipe(settings, out, data, init):
         return
-    try:
+    with writing(out / RECIPE):
         out.mkdir(parents=True, exist_ok=True)
         write_atomically(out / RECIPE, experiment_recipe(settings, data, init))
-    except OSError as error:
-        raise UserError("cannot-write", f"cannot write into {out}: {error.strerror or error}") from None
 
 
 def experiment_recipe(settings: Settings, data: str | Path, init: str) -> str:

@@ -23,7 +23,7 @@ import torch
 from torch import Tensor
 
 from bertrain.base.isa import emulation
-from bertrain.optim.lamb import Adam
+from bertrain.optim.rules import Adam
 
 LAYERS = "layers."  # how the names of the encoder's parameters begin
 WINDOW = 2**24  # parameters that are orthogonalized together, to limit temporary memory

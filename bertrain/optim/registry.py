@@ -8,12 +8,9 @@ from torch import Tensor
 
 from bertrain.config.settings import OptimizerSettings
 from bertrain.model.arena import Arena
-from bertrain.optim.acclip import AcClip
-from bertrain.optim.lamb import AdamW, Lamb
-from bertrain.optim.madgrad import Madgrad
 from bertrain.optim.muon import Muon
 from bertrain.optim.optimizer import Optimizer
-from bertrain.optim.stableadamw import StableAdamW
+from bertrain.optim.rules import AcClip, AdamW, Lamb, Madgrad, StableAdamW
 
 OPTIMIZERS: dict[str, type[Optimizer]] = {
     "lamb": Lamb, "adamw": AdamW, "stableadamw": StableAdamW, "muon": Muon, "madgrad": Madgrad, "acclip": AcClip,

@@ -12,9 +12,10 @@ from pathlib import Path
 from typing import Any
 
 from bertrain.base.errors import UserError
+from bertrain.base.files import read_text
 from bertrain.base.formatting import GIB
 from bertrain.base.schema import Finite, JsonError, check_value
-from bertrain.config.recipe import read_text, read_toml
+from bertrain.config.recipe import read_toml
 
 TILE_OPERATIONS = 2 * 128 * 128 * 1024  # of a usual tile of a matrix product
 SAYS_NOTHING = r"nvidia|tesla|geforce|sxm\d?|hbm3e?"  # words of CUDA's names that tell no two cards of the table apart
@@ -149,7 +150,7 @@ NETWORK_KEYS = {"inside_gb_per_s", "inside_hop_us", "between_gb_per_s", "between
 
 
 def _read_network(path: Path) -> Network:
-    found = read_toml(read_text(path, "network"), str(path))
+    found = read_toml(read_text(path), str(path))
     try:
         values = check_value(found, dict.fromkeys(sorted(NETWORK_KEYS), Finite))
     except JsonError as error:

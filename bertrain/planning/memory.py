@@ -18,8 +18,8 @@ from bertrain.config.settings import Settings
 from bertrain.data.feed.batching import bin_capacity
 from bertrain.data.formats.source import DataSource
 from bertrain.model.attention import BLOCK_WINDOWS
-from bertrain.optim.lamb import AdamW
 from bertrain.optim.registry import OPTIMIZERS
+from bertrain.optim.rules import AdamW
 
 PROCESS = 540 << 20  # Python with torch and the loader's batches, on a CPU
 LIBRARIES = "work space of libraries"

@@ -32,7 +32,7 @@ TIME_LINES = {
     "clock_mhz": ("Core clock", "MHz, mean of the cores"),
     "power_w": ("Power", "W"),
     "temperature_c": ("Temperature", "degrees Celsius"),
-    "gpu_utilisation": ("GPU utilisation", "share of time in which any kernel ran"),
+    "gpu_utilisation": ("GPU utilization", "share of time in which any kernel ran"),
     "rss_bytes": ("Process memory", "bytes"),
 }
 

@@ -29,13 +29,13 @@ KERNELS = {
     costs.ATTENTION: ("_plan_kernel", "_attention_", "_backward_query", "_backward_key", "_rotate_"),
     costs.NORM: ("_norm_", "_prenorm_"),
     costs.GELU: ("_gelu_", "_geglu_"),
-    costs.EMBEDDINGS: ("_embed_", "_position_kernel", "_add_rows"),
+    costs.EMBEDDINGS: ("_embed_", "_position_kernel"),
     costs.HEADS: ("_rows_kernel", "_cross_entropy"),
     costs.OPTIMIZER: ("_lamb_",),
     SUMS: ("_column_sum",),
     CASTS: ("_transpose_kernel", "_cast_", "_collect_kernel"),
 }
-"""The kernels of bertrain/kernels by part: prefixes of their names, those in older traces included."""
+"""The kernels of bertrain/kernels by part: prefixes of their names."""
 REGION_PARTS = {"optimizer": costs.OPTIMIZER, "all-reduce": EXCHANGE, "data": DATA}
 PRODUCTS = {"mm", "addmm", "_scaled_mm", "linear", "_weight_gradient"}
 OPERATORS = {

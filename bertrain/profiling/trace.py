@@ -6,22 +6,16 @@ region of the graph's launch. On a CPU the operators take the place of kernels, 
 
 from __future__ import annotations
 
-import gzip
 import statistics
-import zlib
 from bisect import bisect_right
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Any
 
 from torch.profiler import record_function
 
-from bertrain.base.errors import UserError
-from bertrain.base.files import reading
-from bertrain.base.schema import Finite, JsonError, check_value, parse_json
 from bertrain.ranks.watchdog import Heartbeat, Place
 
 REGIONS = {"data": "data", "sum over ranks": "all-reduce", "update": "optimizer"}
@@ -30,12 +24,6 @@ BOTH, FORWARD, BACKWARD = "forward and backward", "forward", "backward"
 DEVICE_KINDS = {"kernel": "kernel", "gpu_memcpy": "copy", "gpu_memset": "set"}
 FIRST_OF_FORWARD = {"_plan_kernel", "_embed_forward"}  # of the fused path: attention tiles; on a CPU, embeddings
 LAST_OF_FORWARD = {"_rows_kernel", "_cross_entropy"}  # the loss of the masked words
-ARGUMENTS = {
-    "correlation?": int, "External id?": int, "stream?": int, "grid?": list[int], "block?": list[int],
-    "Input Dims?": list[list[Any]],
-}  # fmt: skip
-EVENT = {"name": str, "cat?": str, "ts": Finite, "dur": Finite, "args?": ARGUMENTS}
-OPERATOR = EVENT | {"tid": int}
 RegionAt = Callable[[float], str]
 
 
@@ -86,19 +74,6 @@ def mark_forward(model: Any) -> list[Any]:
         region.enter_context(record_function(FORWARD))
 
     return [model.register_forward_pre_hook(begin), model.register_forward_hook(lambda *_: region.close())]
-
-
-def read_trace(path: Path) -> dict[str, Any]:
-    """The content of a Chrome trace; all that is read below has the type it needs."""
-    try:
-        with reading(path), gzip.open(path) if path.suffix == ".gz" else open(path, "rb") as file:
-            content = parse_json(file.read(), {"traceEvents": list[dict[str, Any]], "baseTimeNanoseconds?": int})
-        for event in content["traceEvents"]:
-            if event.get("ph") == "X":
-                check_value(event, OPERATOR if event.get("cat") == "cpu_op" else EVENT)
-    except (JsonError, EOFError, zlib.error) as error:
-        raise UserError("damaged-trace", f"{path} is no trace of torch.profiler: {error}; record it again") from None
-    return dict(content)
 
 
 def launches_of(trace: dict[str, Any], *, shift_s: float = 0.0) -> list[Launch]:

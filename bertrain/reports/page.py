@@ -15,7 +15,7 @@ from markupsafe import Markup
 
 import bertrain
 from bertrain.base.errors import UserError
-from bertrain.base.files import write_atomically
+from bertrain.base.files import write_atomically, writing
 
 NUM_COLORS = 8  # --run-0 to --run-7 in colors.css
 PLOT_WIDTH, PLOT_HEIGHT = 400, 230  # in CSS pixels, before the page scales it
@@ -77,10 +77,8 @@ def page_path(out: str | Path | None, default: Path) -> Path:
 
 def write_page(path: Path, text: str, what: str = "report") -> None:
     """Write a page, a file beside it, or a plot. Raises UserError if that fails."""
-    try:
+    with writing(f"the {what} {path}"):
         write_atomically(path, text)
-    except OSError as error:
-        raise UserError("cannot-write", f"cannot write the {what} to {path}: {error.strerror or error}") from None
 
 
 def check_plot(path: str | Path) -> Path:

@@ -198,8 +198,8 @@ def frame(seen: dict[str, Any]) -> Group:
     from rich.table import Table
     from rich.text import Text
 
-    colour = {"running": "green", "ended": "blue", "silent": "yellow"}.get(seen["state"], "red")
-    head = Text.assemble((seen["run"], "bold"), "  ", (seen["state"], colour), f"  {seen['why']}".rstrip())
+    color = {"running": "green", "ended": "blue", "silent": "yellow"}.get(seen["state"], "red")
+    head = Text.assemble((seen["run"], "bold"), "  ", (seen["state"], color), f"  {seen['why']}".rstrip())
     lines = Table.grid(padding=(0, 2))
     lines.add_column(no_wrap=True, style="dim")
     for label, text in describe(seen):

@@ -23,7 +23,7 @@ from typing import Any
 
 import bertrain
 from bertrain.base.errors import AgreedError, UserError
-from bertrain.base.files import absolute, new_folder, read_text, try_lock, write_atomically
+from bertrain.base.files import absolute, new_folder, read_text, try_lock, write_atomically, writing
 from bertrain.base.formatting import few
 from bertrain.base.machine import cpu_name
 from bertrain.base.schema import JsonError, check_value, load_json
@@ -210,10 +210,8 @@ class Run:
 
         Under a launcher, wait a while: this rank may replace one that is still ending.
         """
-        try:
+        with writing(self.folder):
             lock = open(self.folder / ".lock", "w")  # noqa: SIM115 - held open until the run ends
-        except OSError as error:
-            raise UserError("cannot-write", f"cannot write into the run {self.folder}: {error.strerror}") from None
         with lock:
             deadline = time.monotonic() + (ENDING_S if "RANK" in os.environ else 0)
             while not (is_ours := try_lock(lock)) and time.monotonic() < deadline:

@@ -7,10 +7,9 @@ GET /compare     that of all its runs side by side
 
 from __future__ import annotations
 
-import asyncio
+import threading
 import time
-from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.parse import quote
@@ -50,16 +49,14 @@ class LiveReports:
         found = [] if runs_in(self.folder, depth=0) else [*runs_in(self.folder), *runs_in(self.folder, depth=2)]
         return {str(run.relative_to(self.folder)): run for run in found}
 
-    def overview(self) -> str:
-        return self._report("/", [self.folder]) if self.is_run else self._list(self._find())
-
-    def run(self, name: str) -> str | None:
-        run = self._find().get(name)
-        return self._report(f"runs/{name}", [run]) if run else None
-
-    def compare(self) -> str | None:
-        runs = [] if self.is_run else list(self._find().values())
-        return self._report("compare", runs) if runs else None
+    def page(self, path: str) -> str | None:
+        """The page at a path; None if there is none."""
+        runs = {} if self.is_run else self._find()
+        if not path:
+            return self._report(path, [self.folder]) if self.is_run else self._list(runs)
+        run = runs.get(path.removeprefix("runs/")) if path.startswith("runs/") else None
+        shown = list(runs.values()) if path == "compare" else [run] if run else []
+        return self._report(path, shown) if shown else None
 
     def _list(self, runs: dict[str, Path]) -> str:
         rows = []
@@ -134,21 +131,13 @@ def build_live_app(reports: LiveReports) -> Starlette:
     from starlette.responses import HTMLResponse
     from starlette.routing import Route
 
-    worker = ThreadPoolExecutor(1, "bertrain-report")  # matplotlib draws in one thread at a time
+    drawing = threading.Lock()  # matplotlib draws in one thread at a time
 
-    async def draw(function: Callable[..., str | None], *words: str) -> Response:
-        found = await asyncio.get_running_loop().run_in_executor(worker, function, *words)
+    def respond(request: Request) -> Response:
+        with drawing:
+            found = reports.page(request.path_params["path"].rstrip("/"))
         if found is None:
             raise HTTPException(404)
         return HTMLResponse(found, headers=HEADERS)
 
-    async def overview(request: Request) -> Response:
-        return await draw(reports.overview)
-
-    async def one(request: Request) -> Response:
-        return await draw(reports.run, request.path_params["name"])
-
-    async def compare(request: Request) -> Response:
-        return await draw(reports.compare)
-
-    return Starlette(routes=[Route("/", overview), Route("/compare", compare), Route("/runs/{name:path}/", one)])
+    return Starlette(routes=[Route("/{path:path}", respond)])

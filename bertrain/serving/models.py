@@ -107,9 +107,9 @@ class Task:
         settings, is_table = self.model.settings, isinstance(self.model.task, TableTask)
         for ask in asks:
             if is_table and not ask.options["truncate"]:
-                _refuse_long(self.tokenizer, ask.texts, settings.data.max_seq_length)
+                _refuse_long(self.tokenizer, ask, settings.data.max_seq_length)
             if isinstance(self.model.task, SquadTask):
-                questions = [question for question, _ in ask.texts]
+                questions = replace(ask, texts=[question for question, _ in ask.texts])
                 _refuse_long(self.tokenizer, questions, settings.task.max_query_length + 2, "question")
         texts = _texts_of(asks)
         given = self.model.encode([one for pair in texts for one in pair] if self.model.reads_pairs else texts)
@@ -136,7 +136,7 @@ class Embed:
     def answer(self, asks: Sequence[Ask]) -> list[list[Any]]:
         for ask in asks:
             if not ask.options["truncate"]:
-                _refuse_long(self.tokenizer, ask.texts, self.encoder.pipeline.max_seq_length)
+                _refuse_long(self.tokenizer, ask, self.encoder.pipeline.max_seq_length)
         vectors, _ = self.encoder.embed(_texts_of(asks), self.predict, self.ranks)
         found = _split(vectors, asks)
         return [
@@ -166,14 +166,15 @@ def _split(answers: Any, asks: Sequence[Ask]) -> list[Any]:
     return [answers[stop - len(ask.texts) : stop] for ask, stop in zip(asks, stops, strict=True)]
 
 
-def _refuse_long(tokenizer: AnyTokenizer, texts: Sequence[Any], limit: int, what: str = "text") -> None:
+def _refuse_long(tokenizer: AnyTokenizer, ask: Ask, limit: int, what: str = "text") -> None:
     """Refuse texts, or pairs of texts, of more tokens than the model reads."""
-    for number, text in enumerate(texts, start=1):
+    for index, text in enumerate(ask.texts):
         parts = [text] if isinstance(text, str) else text
         count = 1 + sum(1 + len(tokenizer.encode_raw(part)) // tokenizer.dtype.itemsize for part in parts)
         if count > limit:
             cure = '; shorten it, or have it cut ("truncate": true)' if what == "text" else "; shorten it"
-            raise UserError("text-too-long", f"{what} {number} has {count} tokens; the model reads {limit}{cure}")
+            name = ask.name_of(index, what)
+            raise UserError("text-too-long", f"{name} has {count} tokens; the model reads {limit}{cure}")
 
 
 # --- opening -----------------------------------------------------------------------------------------

@@ -21,9 +21,15 @@ class Ask:
     """A request: texts, pairs of texts, or pairs of a question and its context; and its options by name."""
 
     operation: str
-    texts: list[Any]
+    texts: list[Any]  # the first of `nearest` is its query
     options: dict[str, Any]
     num_bytes: int
+
+    def name_of(self, index: int, what: str = "text") -> str:
+        """What a message calls a text: its number in the field that the client sent."""
+        if self.operation == "nearest":
+            return f"{what} {index}" if index else "the query"
+        return f"{what} {index + 1}"
 
 
 def parse(operation: Operation, body: bytes) -> Ask:
@@ -51,16 +57,17 @@ def parse(operation: Operation, body: bytes) -> Ask:
     if not 1 <= len(items) <= MAX_TEXTS:
         raise UserError("wrong-number-of-texts", f"there are {len(items)} texts; send 1 to {MAX_TEXTS}")
     texts = [options.pop("query"), *items] if "query" in options else items
-    for number, text in enumerate(texts, start=1):
+    ask = Ask(operation.name, texts, options, len(body))
+    for index, text in enumerate(texts):
         for part in [text] if isinstance(text, str) else text:
-            _check_text(number, part)
-    return Ask(operation.name, texts, options, len(body))
+            _check_text(ask.name_of(index), part)
+    return ask
 
 
-def _check_text(number: int, text: str) -> None:
+def _check_text(name: str, text: str) -> None:
     if not any(character.isprintable() and not character.isspace() for character in text):
-        raise UserError("empty-text", f"text {number} is empty")
+        raise UserError("empty-text", f"{name} is empty")
     if len(text) > MAX_CHARACTERS:
-        raise UserError("text-too-long", f"text {number} has {len(text):,} characters; send at most {MAX_CHARACTERS:,}")
+        raise UserError("text-too-long", f"{name} has {len(text):,} characters; send at most {MAX_CHARACTERS:,}")
     if not is_valid_text(text):
-        raise UserError("bad-text", f"text {number} has invalid Unicode (a lone surrogate)")
+        raise UserError("bad-text", f"{name} has invalid Unicode (a lone surrogate)")

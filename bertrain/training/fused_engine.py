@@ -20,8 +20,8 @@ from bertrain.model.encoder import EncoderModel, Outputs
 from bertrain.model.fused_families import new_fused
 from bertrain.model.sums import packed_sums
 from bertrain.optim.clipping import is_finite
-from bertrain.optim.lamb import AdamW, Lamb
 from bertrain.optim.optimizer import Optimizer
+from bertrain.optim.rules import AdamW, Lamb
 from bertrain.optim.verdict import Verdict, not_computed
 from bertrain.ranks.parallel import Ranks
 from bertrain.training.exchange import Exchange

@@ -12,6 +12,7 @@ import numpy as np
 
 from bertrain.base.console import remark
 from bertrain.base.errors import UserError
+from bertrain.base.files import writing
 from bertrain.config.choices import Device
 from bertrain.config.resolve import override
 from bertrain.config.settings import Settings
@@ -109,12 +110,9 @@ def predict(
             if model.ranks.is_first:
                 # SQuAD's files have the same names for every split.
                 folder = Path(out) / name if len(splits) > 1 and model.task.head == "span" else Path(out)
-                try:
+                with writing(folder):
                     folder.mkdir(parents=True, exist_ok=True)
                     files = [str(file) for file in split.write_predictions(outputs, folder)]
-                except OSError as error:
-                    failed = f"could not write predictions into {folder}: {error.strerror or error}"
-                    raise UserError("cannot-write", failed) from None
                 result[name] = {"files": files} | timing
         return result
 

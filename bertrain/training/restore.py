@@ -24,7 +24,7 @@ from bertrain.data.formats.frequencies import word_shares
 from bertrain.data.formats.source import DataSource
 from bertrain.model.encoder import EncoderModel
 from bertrain.model.initialization import WORD_BIAS, initialize, set_word_bias, uninitialized
-from bertrain.optim.madgrad import START
+from bertrain.optim.rules import START
 from bertrain.ranks.parallel import Ranks
 from bertrain.run import checkpoint
 from bertrain.run.checkpoint import Progress

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from bertrain.base.console import warn
 from bertrain.base.errors import UserError
+from bertrain.base.files import reading
 from bertrain.base.formatting import counted
 from bertrain.data.text.vocabulary import Vocabulary
 from bertrain.model.encoder import EncoderModel
@@ -107,12 +108,10 @@ def is_checkpoint(path: Path) -> bool:
 
 def _open_foreign(path: Path) -> tuple[OpenedWeights, Path] | None:
     """Weights in another format, and the folder of their config; None for a folder that can only be a run."""
-    try:
+    with reading(path):  # its name may be too long, or permission be missing
         files = huggingface.find_files(path)
         prefix = tensor_bundle.find_prefix(path)
         exists = path.exists()
-    except OSError as error:  # a name that is too long, a folder without permission
-        raise UserError("unreadable-file", f"cannot open {path}: {error.strerror or error}") from None
     if files:
         return huggingface.open_files(files), files[0].parent
     if prefix is not None:

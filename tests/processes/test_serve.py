@@ -18,7 +18,8 @@ import torch
 
 import bertrain
 from bertrain.cli.options import printed_json
-from bertrain.serving.requests import MAX_BODY, MAX_CHARACTERS, MAX_TEXTS
+from bertrain.serving.operations import NEAREST
+from bertrain.serving.requests import MAX_BODY, MAX_CHARACTERS, MAX_TEXTS, parse
 from bertrain.training.finetuned import FineTuned
 from bertrain.weights.export import export
 from tests import helpers
@@ -312,6 +313,12 @@ REFUSED: dict[str, tuple[str, Any, tuple[int, str]]] = {
 def test_what_cannot_be_answered_is_refused_by_name(server: Server, case: str) -> None:
     path, body, expected = REFUSED[case]
     assert server.refused(f"/{path}", body) == expected
+
+
+def test_a_query_is_named_apart_from_the_texts() -> None:
+    for query, text, named in ((" ", "bato", "the query is empty"), ("bato", " ", "text 1 is empty")):
+        with helpers.refused("empty-text", named):
+            parse(NEAREST, json.dumps({"query": query, "texts": [text]}).encode())
 
 
 def test_other_methods_and_types_are_refused(server: Server) -> None:

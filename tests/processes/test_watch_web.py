@@ -55,16 +55,16 @@ def test_a_folder_is_a_list_with_a_page_for_each(runs: Path, tmp_path: Path) -> 
 def test_a_page_is_drawn_anew_only_when_something_was_written(runs: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     reports = LiveReports(runs, 1.0)
     monkeypatch.setattr("bertrain.serving.live.REST", 0)
-    first = reports.run("one")
-    assert reports.run("one") is first
+    first = reports.page("runs/one")
+    assert reports.page("runs/one") is first
     lines = (runs / "one" / "metrics.jsonl").read_text().splitlines()
     step = next(json.loads(line) for line in lines if json.loads(line)["kind"] == "step")
     with open(runs / "one" / "metrics.jsonl", "a") as metrics:
         metrics.write(json.dumps(step | {"step": 5}) + "\n")
-    second = reports.run("one")
+    second = reports.page("runs/one")
     assert second is not None
     assert second != first
-    assert reports.run("one") is second
+    assert reports.page("runs/one") is second
 
 
 def test_a_run_that_is_killed_does_not_run_on(runs: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -74,7 +74,7 @@ def test_a_run_that_is_killed_does_not_run_on(runs: Path, monkeypatch: pytest.Mo
     monkeypatch.setattr("bertrain.serving.live.step_text", lambda seen, bar_width: "1")
     monkeypatch.setattr("bertrain.serving.live.REST", 0)
     reports = LiveReports(runs, 1.0)
-    pages = [reports.run("one") or "" for _ in range(2)]
+    pages = [reports.page("runs/one") or "" for _ in range(2)]
     assert ["running; step 1" in page for page in pages] == [True, False]
     assert "silent; step 1" in pages[1]
 
@@ -84,7 +84,7 @@ def test_a_run_without_steps_says_so(runs: Path, tmp_path: Path) -> None:
         if (runs / "one" / name).is_file():
             (tmp_path / name).write_bytes((runs / "one" / name).read_bytes())
     (tmp_path / "checkpoints").mkdir()
-    assert "no metrics yet" in LiveReports(tmp_path, 1.0).overview()
+    assert "no metrics yet" in (LiveReports(tmp_path, 1.0).page("") or "")
 
 
 @pytest.mark.parametrize(

@@ -104,7 +104,7 @@ def test_stats_draw_what_they_print(tmp_path: Path) -> None:
         shown = (entry.padding, entry.token_imbalance - 1, entry.attention_imbalance - 1)
         assert f"{entry.policy} {', '.join(f'{value:.1%}' for value in shown)}" in labels[1]
     assert "var(--" in plot.read_text()
-    for path, code in ((tmp_path / "stats.png", "plot-not-svg"), (tmp_path / "none" / "x.svg", "cannot-write")):
+    for path, code in ((tmp_path / "stats.png", "plot-not-svg"), (tmp_path / "none" / "x.svg", "unwritable-file")):
         with helpers.refused(code, path):
             plot_stats(stats, path)
 

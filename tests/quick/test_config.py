@@ -276,7 +276,7 @@ def test_command_lines_that_are_no_settings() -> None:
 def test_recipes_that_are_not(tmp_path: Path) -> None:
     with helpers.refused("unknown-recipe", "bert-tyni", "did you mean 'bert-tiny'"):
         resolve("bert-tyni")
-    with helpers.refused("missing-file", tmp_path / "none.toml"):
+    with helpers.refused("unreadable-file", tmp_path / "none.toml"):
         resolve(str(tmp_path / "none.toml"))
     broken = tmp_path / "broken.toml"
     for text, code, named in (

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import sys
+
 import pytest
 
 from bertrain.base import isa, machine
@@ -104,20 +106,23 @@ def test_an_arm_cpu_has_a_name_and_instructions(
 
 def test_gpus_are_read_off_nvidia_smi() -> None:
     text = (
-        "0, NVIDIA H200, 550.1, 12, 143771, 0, 31, 0\nNo devices were found\n"
-        "1, NVIDIA H200, 550.1, 12, 143771, 7, 35, 2\n2, Quadro, 550.1, 1, 2, 3, 4, [N/A]\n"
+        "0, NVIDIA H200, 31, 0\nNo devices were found\n1, NVIDIA H200, 35, 2\n"
+        "[Unknown Error], NVIDIA H200, 35, 2\n2, Quadro, 4, [N/A]\n"
     )
-    found = [(gpu.number, gpu.name, gpu.driver, gpu.total_mb, gpu.errors) for gpu in machine.parse_gpus(text)]
-    assert found == [
-        (0, "NVIDIA H200", "550.1", 143771, 0),
-        (1, "NVIDIA H200", "550.1", 143771, 2),
-        (2, "Quadro", "550.1", 2, 0),
-    ]
+    assert machine.parse_gpus(text) == (
+        machine.Gpu(0, "NVIDIA H200", 31, 0),
+        machine.Gpu(1, "NVIDIA H200", 35, 2),
+        machine.Gpu(2, "Quadro", 4, 0),
+    )
     processes = machine.parse_gpu_processes("12, python, 300\n34, vmd, [N/A]\nno line\n")
-    assert [(process.number, process.name, process.used_mb) for process in processes] == [
-        (12, "python", 300),
-        (34, "vmd", 0),
-    ]
+    assert processes == {12: "python (12, 300 MB)", 34: "vmd (34, 0 MB)"}
+
+
+def test_doctor_reports_without_torch(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "torch", None)  # an import of it fails
+    missing = [(finding.subject, finding.consequence) for finding in doctor() if finding.verdict == "missing"]
+    assert [subject for subject, _ in missing] == ["packages", "gpu"]
+    assert "torch" in missing[0][1]
 
 
 def test_this_machine_has_memory() -> None:

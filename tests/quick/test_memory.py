@@ -20,7 +20,7 @@ from bertrain.data.formats.shards import Shards
 from bertrain.model.arena import Arena
 from bertrain.model.bert import Bert
 from bertrain.model.initialization import uninitialized
-from bertrain.optim import lamb, muon
+from bertrain.optim import muon, rules
 from bertrain.optim.registry import OPTIMIZERS, build_optimizer
 from bertrain.planning.memory import BinSize, estimate
 from bertrain.planning.memory_fit import Place, largest_budget, refuse_too_little, with_budget
@@ -68,7 +68,7 @@ def test_every_rules_state_is_counted(name: str) -> None:
 
 @pytest.mark.parametrize("name", OPTIMIZERS)
 def test_what_every_rule_needs_on_the_way_is_counted(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(lamb, "WINDOW", 1024)  # small beside a model that is small itself
+    monkeypatch.setattr(rules, "WINDOW", 1024)  # small beside a model that is small itself
     monkeypatch.setattr(muon, "WINDOW", 1024)  # a single matrix
     sizes = {"model__hidden_size": 128, "model__intermediate_size": 512, "model__num_layers": 32}
     settings = helpers.tiny_settings(**sizes, optimizer__name=name)

@@ -277,16 +277,16 @@ def test_what_is_written_can_be_read(tmp_path: Path) -> None:
     assert [(entry.key, entry.value) for entry in entries] == [("seed", 7), ("eval_start", 3)]
     assert entries[1].metadata["epoch_num"] == 3
     assert entries[0].metadata["file"].endswith("test_mlperf_logs.py"), "the author's place, not the logger's"
-    with helpers.refused("cannot-write", tmp_path / "result.txt"):
+    with helpers.refused("unwritable-file", tmp_path / "result.txt"):
         ResultLog(tmp_path / "result.txt")
 
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="there is no /dev/full here")
 def test_a_line_that_cannot_be_written_is_not_lost_in_silence(tmp_path: Path) -> None:
     log = ResultLog(tmp_path / "result.txt")
-    log._handler.stream.close()
-    log._handler.stream = open("/dev/full", "w")  # noqa: SIM115 - the handler closes it
-    with helpers.refused("cannot-write", tmp_path / "result.txt", "No space left on device"):
+    log._file.close()
+    log._file = open("/dev/full", "wb", buffering=0)  # noqa: SIM115 - the log closes it
+    with helpers.refused("unwritable-file", tmp_path / "result.txt", "No space left on device"):
         log.event("seed", 7)
 
 
@@ -417,6 +417,17 @@ def test_a_torn_log_is_complained_of(tmp_path: Path) -> None:
         for complaint in checked.compliance[4].complaints
     )
     assert checked.passes, "one of ten may fail"
+
+
+def test_the_check_and_the_summary_read_the_same_entries(tmp_path: Path) -> None:
+    """Entries that two ranks wrote onto one line, with something behind them."""
+    write_results(tmp_path, samples=2_500_000)
+    for path in result_files(tmp_path):
+        path.write_text(path.read_text().replace("\n:::", " and the rest:::"))
+    assert show_logs(result_files(tmp_path))[0].final_accuracy == PUBLISHED.final_accuracy
+    checked = check_results(tmp_path, rulesets=["5.0.0"])
+    assert checked.passes, checked.verdict
+    assert all(one.passes for one in checked.compliance)
 
 
 def test_too_few_results_are_counted(tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gzip
+import json
 from collections import Counter
 from pathlib import Path
 from typing import Any
@@ -15,10 +16,8 @@ from bertrain.profiling.trace import (
     add_device_regions,
     launches_of,
     own_times,
-    read_trace,
     total_by_name,
 )
-from tests import helpers
 
 RECORDED = Path(__file__).parents[1] / "data" / "kineto-h200"
 UNIX_2026 = 1.76e18
@@ -27,7 +26,7 @@ ON_7 = {"stream": 7, "grid": [1, 1, 1], "block": [32, 1, 1]}
 
 def recorded(name: str) -> dict[str, Any]:
     """A trace of an H200, whose one region is called as the loop calls it."""
-    trace = read_trace(RECORDED / f"{name}.json.gz")
+    trace: dict[str, Any] = json.loads(gzip.decompress((RECORDED / f"{name}.json.gz").read_bytes()))
     for event in trace["traceEvents"]:
         if event.get("cat") == "user_annotation" and event["name"] == "step":
             event["name"] = BOTH
@@ -121,17 +120,3 @@ def test_launches_are_summed_up_by_name() -> None:
     assert (totals[0].mean_us, totals[0].median_us) == (30, 20)
     assert totals[0].share == pytest.approx(0.75)
     assert total_by_name([]) == []
-
-
-def test_a_damaged_trace_is_refused(tmp_path: Path) -> None:
-    whole = (RECORDED / "bf16-graph.json.gz").read_bytes()
-    path = tmp_path / "trace.json.gz"
-    no_duration = b'{"traceEvents": [{"ph": "X", "name": "a", "ts": 1}]}'
-    for content, named in (
-        (whole[:9000], "ended"),
-        (gzip.compress(b"[" * 100_000), "JSON"),
-        (gzip.compress(no_duration), "dur"),
-    ):
-        path.write_bytes(content)
-        with helpers.refused("damaged-trace", path, named):
-            read_trace(path)

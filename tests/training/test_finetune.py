@@ -272,7 +272,7 @@ def test_data_are_read_again_when_they_or_the_model_are_others(mini: Miniature, 
         predict(tmp_path / run, mini.table / "test.csv", tmp_path / "out", device="cpu")
         answer = json.loads((tmp_path / "out" / "test.jsonl").read_text().splitlines()[0])
         assert set(answer["probabilities"]) == {blue, "green", "red"}
-    with helpers.refused("cannot-write", "train.csv"):
+    with helpers.refused("unwritable-file", "train.csv"):
         predict(colours, mini.table, tmp_path / "train.csv", device="cpu")
     with helpers.refused("occupied-folder", "--out"):
         predict(colours, mini.table, mini.table, device="cpu")

@@ -396,7 +396,7 @@ def test_errors_are_one_sentence(trained: Path, tmp_path: Path) -> None:
     for runs in ([whole, trained / "faster" / ".." / "whole"], []):
         with helpers.refused("runs-not-distinct"):
             report(runs)
-    with helpers.refused("cannot-write", tmp_path / "nowhere" / "report.html"):
+    with helpers.refused("unwritable-file", tmp_path / "nowhere" / "report.html"):
         report([whole], out=tmp_path / "nowhere" / "report.html")
     empty = copy(trained, "whole", tmp_path / "empty")
     write_metrics(empty, [])
