@@ -16,13 +16,16 @@ MASKED_SCORE = -1e30  # softmax makes it 0; finite, so that a row of nothing els
 
 
 class MaskedWordHead(nn.Module):
-    """Transform, then logits by the word embeddings, which it shares with the encoder."""
+    """Transform, then logits by the word embeddings, which it shares with the encoder.
 
-    def __init__(self, settings: ModelSettings) -> None:
+    Without `bias`, only the logits have one.
+    """
+
+    def __init__(self, settings: ModelSettings, *, bias: bool = True) -> None:
         super().__init__()
         self.vocab_size = settings.vocab_size
-        self.transform = nn.Linear(settings.hidden_size, settings.hidden_size)
-        self.norm = nn.LayerNorm(settings.hidden_size, settings.layer_norm_eps)
+        self.transform = nn.Linear(settings.hidden_size, settings.hidden_size, bias=bias)
+        self.norm = nn.LayerNorm(settings.hidden_size, settings.layer_norm_eps, bias=bias)
         self.bias = nn.Parameter(torch.zeros(settings.padded_vocab_size))
 
     def forward(self, x: Tensor, word_embeddings: Tensor) -> Tensor:  # [P, E], [V, E] -> [P, vocab_size]
