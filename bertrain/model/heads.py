@@ -9,7 +9,6 @@ from torch import Tensor, nn
 from bertrain.config.settings import ModelSettings
 from bertrain.model.batch import IGNORED, Batch
 from bertrain.model.dropout import dropout
-from bertrain.model.pooling import PoolingHead
 from bertrain.model.sums import Sums
 
 MASKED_SCORE = -1e30  # softmax makes it 0; finite, so that a row of nothing else is not NaN
@@ -83,8 +82,8 @@ class TagHead(nn.Module):
         return self.classify(dropout(x, self.dropout, self.training))
 
 
-def answer_head(settings: ModelSettings) -> SentenceHead | SpanHead | TagHead | PoolingHead | None:
-    """The head for fine-tuning; None for pre-training."""
+def answer_head(settings: ModelSettings) -> SentenceHead | SpanHead | TagHead | None:
+    """The head for fine-tuning; None for pre-training, and for embeddings, which only pool."""
     match settings.head:
         case "classify" | "multilabel":
             return SentenceHead(settings, settings.num_labels, settings.head_dropout)
@@ -94,8 +93,6 @@ def answer_head(settings: ModelSettings) -> SentenceHead | SpanHead | TagHead | 
             return SpanHead(settings)
         case "tag":
             return TagHead(settings)
-        case "embed":
-            return PoolingHead(settings)
         case _:
             return None
 

@@ -19,7 +19,7 @@ from bertrain.model.batch import Batch
 from bertrain.model.dropout import dropout
 from bertrain.model.encoder import EncoderModel, WordEmbeddings
 from bertrain.model.heads import MaskedWordHead
-from bertrain.model.pooling import PoolingHead, pool
+from bertrain.model.pooling import pool
 
 Waves = tuple[Tensor, Tensor]  # cosines and sines of the angles by which queries and keys are rotated, [T, 1, 1, D / 2]
 
@@ -88,8 +88,7 @@ class Modern(EncoderModel):
         self.masked_words = MaskedWordHead(settings, bias=False) if settings.head == "pretrain" else None
         self.next_sentence = self.replaced_words = None
         has_answers = settings.head not in ("pretrain", "embed")
-        pools = PoolingHead(settings) if settings.head == "embed" else None
-        self.answer = AnswerHead(settings) if has_answers else pools
+        self.answer = AnswerHead(settings) if has_answers else None
 
     def encode(self, batch: Batch) -> Tensor:
         settings, plan = self.settings, self.plan_attention(batch)
