@@ -55,8 +55,11 @@ def _load() -> tuple[ctypes.CDLL, str]:
         raise UnavailableError("the C kernels need Linux") from None
     if missing := [flag for flag in NEEDED if not re.search(rf"^flags\s.*\b{flag}\b", cpuinfo, re.MULTILINE)]:
         raise UnavailableError(f"this CPU has no {missing[-1]}")
-    compiler, version = find_compiler()
-    compiled = compile_source(compiler, version)
+    try:
+        compiler, version = find_compiler()
+        compiled = compile_source(compiler, version)
+    except OSError as error:  # no folder for them, a full disk, or a compiler that cannot start
+        raise UnavailableError(f"the C kernels cannot be compiled: {error}") from None
     try:
         library = ctypes.CDLL(str(compiled))
     except OSError as error:  # cut off, or of another machine that shares the folder
@@ -89,10 +92,7 @@ def compile_source(compiler: str, version: str) -> Path:
     """The shared library of this source, compiler and runtime; compiles it if the cache has none."""
     runtime, source = openmp_runtime(), SOURCE.read_bytes()
     name = hashlib.sha256(b"\0".join([source, version.encode(), runtime.encode(), *map(str.encode, FLAGS)])).hexdigest()
-    try:
-        path = cache_folder() / f"kernels-{name[:16]}.so"
-    except OSError as error:
-        raise UnavailableError(f"there is no folder for the compiled C kernels: {error}") from None
+    path = cache_folder() / f"kernels-{name[:16]}.so"
     if path.exists():
         return path
     with tempfile.TemporaryDirectory(dir=path.parent) as folder:  # ranks may compile at the same time: each renames

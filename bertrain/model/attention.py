@@ -1,9 +1,10 @@
 """Attention within sequences of different lengths that are stored one after another.
 
-`attend_each` is the specification: one sequence at a time. A plan computes the same for a whole bin, and is made once
-for all layers. `RaggedPlan` works on any device: groups of sequences of similar length, padded to the group's length
-and masked; no tensor has the size of the whole bin squared. `VarlenPlan` calls PyTorch's own attention over
-`cu_seqlens`, whose shapes do not depend on the lengths, so torch.compile compiles it once.
+A plan computes what `kernels.attention.ragged_attention_plain` specifies, softmax(q k' / sqrt(D)) v for one sequence
+at a time. It covers a whole bin, and is made once for all layers. `RaggedPlan` works on any device: groups of sequences
+of similar length, padded to the group's length and masked; no tensor has the size of the whole bin squared.
+`VarlenPlan` calls PyTorch's own attention over `cu_seqlens`, whose shapes do not depend on the lengths, so
+torch.compile compiles it once.
 
 With a `window`, a token attends only to tokens at most so many positions away. Letters as in bert.py.
 """
@@ -81,7 +82,23 @@ class RaggedPlan:
         return plan_groups(batch.sequence_lengths, batch.input_ids.device)
 
     def attend(self, qkv: Tensor, dropout_rate: float, window: int | None = None) -> Tensor:
-        return attend_grouped(qkv, self, dropout_rate, window)
+        """Attention one group at a time, [T, 3, H, D] -> [T, H, D]."""
+        heads, head_size = qkv.shape[2:]
+        slots = qkv.flatten(1)
+        if not self.in_order:
+            slots = _Rows.apply(slots, self.token_of_slot, self.slot_of_token, None)
+        attended = []
+        for group, part in zip(self.groups, slots.split([g.count * g.length for g in self.groups]), strict=True):
+            q, k, v = part.view(group.count, group.length, 3, heads, head_size).permute(2, 0, 3, 1, 4)
+            if window is None or group.length <= window + 1:
+                mixed = _attend(q, k, v, group.keys, dropout_rate)
+            else:
+                mixed = _attend_nearby(q, k, v, group, dropout_rate, window)
+            attended.append(mixed.transpose(1, 2).reshape(group.count * group.length, heads * head_size))
+        mixed = attended[0] if len(attended) == 1 else torch.cat(attended)
+        if not self.in_order:
+            mixed = _Rows.apply(mixed, self.slot_of_token, self.token_of_slot, self.is_padding)
+        return mixed.view(-1, heads, head_size)
 
 
 def plan_groups(sequence_lengths: Sequence[int], device: torch.device) -> RaggedPlan:
@@ -110,37 +127,6 @@ def plan_groups(sequence_lengths: Sequence[int], device: torch.device) -> Ragged
         groups=tuple(groups),
         in_order=np.array_equal(slots, np.arange(len(slots))),
     )
-
-
-def attend_each(qkv: Tensor, sequence_lengths: Sequence[int], dropout_rate: float, window: int | None = None) -> Tensor:
-    """The specification: softmax(q k' / sqrt(D)) v, one sequence at a time."""
-    attended = []
-    for sequence in qkv.split(list(sequence_lengths)):
-        q, k, v = sequence.unbind(1)  # [length, H, D] each
-        scores = torch.einsum("qhd,khd->hqk", q, k) / q.shape[-1] ** 0.5
-        if window is not None:
-            places = torch.arange(len(sequence), device=qkv.device)
-            scores = scores.masked_fill((places[:, None] - places).abs() > window, -torch.inf)
-        probabilities = dropout(scores.softmax(-1), dropout_rate)
-        attended.append(torch.einsum("hqk,khd->qhd", probabilities, v))
-    return torch.cat(attended)
-
-
-def attend_grouped(qkv: Tensor, plan: RaggedPlan, dropout_rate: float, window: int | None = None) -> Tensor:
-    """Attention within each sequence, one group at a time: [T, 3, H, D] -> [T, H, D]."""
-    heads, head_size = qkv.shape[2:]
-    tokens = qkv.flatten(1)
-    slots = tokens if plan.in_order else _TokensToSlots.apply(tokens, plan)
-    attended = []
-    for group, part in zip(plan.groups, slots.split([g.count * g.length for g in plan.groups]), strict=True):
-        q, k, v = part.view(group.count, group.length, 3, heads, head_size).permute(2, 0, 3, 1, 4)
-        if window is None or group.length <= window + 1:
-            mixed = _attend(q, k, v, group.keys, dropout_rate)
-        else:
-            mixed = _attend_nearby(q, k, v, group, dropout_rate, window)
-        attended.append(mixed.transpose(1, 2).reshape(group.count * group.length, heads * head_size))
-    mixed = attended[0] if len(attended) == 1 else torch.cat(attended)
-    return (mixed if plan.in_order else _SlotsToTokens.apply(mixed, plan)).view(-1, heads, head_size)
 
 
 def _attend(q: Tensor, k: Tensor, v: Tensor, attends: Tensor | None, dropout_rate: float) -> Tensor:
@@ -176,30 +162,20 @@ def _attend_nearby(q: Tensor, k: Tensor, v: Tensor, group: Group, dropout_rate: 
     return _attend(queries, around(k), around(v), attends, dropout_rate).flatten(2, 3)[:, :, :length]
 
 
-class _TokensToSlots(torch.autograd.Function):
-    """Copy tokens into padded slots. Each token has one slot, so the gradient is copied back."""
+class _Rows(torch.autograd.Function):
+    """The rows `index` of `x`. The gradient of `x` is the rows `inverse` of the result's, zero where `is_unread`.
+
+    Autograd would add the gradient of rows in any order. Here at most one row of the result counts for each row of `x`.
+    """
 
     @staticmethod
-    def forward(ctx: Any, tokens: Tensor, plan: RaggedPlan) -> Tensor:
-        ctx.plan = plan
-        return tokens.index_select(0, plan.token_of_slot)
+    def forward(ctx: Any, x: Tensor, index: Tensor, inverse: Tensor, is_unread: Tensor | None) -> Tensor:
+        ctx.inverse, ctx.is_unread = inverse, is_unread
+        return x.index_select(0, index)
 
     @staticmethod
-    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None]:
-        return gradients[0].index_select(0, ctx.plan.slot_of_token), None
-
-
-class _SlotsToTokens(torch.autograd.Function):
-    """Copy each token out of its slot. The gradient of padding slots is zero."""
-
-    @staticmethod
-    def forward(ctx: Any, slots: Tensor, plan: RaggedPlan) -> Tensor:
-        ctx.plan = plan
-        return slots.index_select(0, plan.slot_of_token)
-
-    @staticmethod
-    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None]:
-        slots = gradients[0].index_select(0, ctx.plan.token_of_slot)
-        if ctx.plan.is_padding is not None:
-            slots.masked_fill_(ctx.plan.is_padding, 0.0)
-        return slots, None
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None, None, None]:
+        rows = gradients[0].index_select(0, ctx.inverse)
+        if ctx.is_unread is not None:
+            rows.masked_fill_(ctx.is_unread, 0.0)
+        return rows, None, None, None

@@ -1,7 +1,7 @@
 """BERT on packed sequences: the encoder of Devlin et al. (2018) with its two pre-training heads.
 
 Ranks, precision and checkpoints are applied from `training/`. This file is the specification of the fused path
-(fused.py). After a change here, models train on the plain engine until fused.py follows; see fused_check.py.
+(fused.py). After a change here, models train without it, compiled or plain, until it follows; see fused_check.py.
 
 Letters in shape comments: T tokens of a bin, S sequence slots, P prediction slots, E hidden size,
 F intermediate size, H heads, D head size, V vocabulary (padded).

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from bertrain.config.settings import ModelSettings
 from bertrain.model.attention import AttentionPlan, RaggedPlan
 from bertrain.model.batch import Batch
+from bertrain.model.pooling import pool
 
 
 @dataclass(frozen=True)
@@ -53,6 +54,8 @@ class EncoderModel(nn.Module):
 
     def forward(self, batch: Batch) -> Outputs:
         x = self.encode(batch)
+        if self.settings.head == "embed":
+            return Outputs(answers=pool(x, batch, self.settings.pooling))
         if self.answer is None:
             assert self.masked_words is not None
             mlm_logits = self.masked_words(x[batch.mlm_positions], self.embeddings.words.weight)
@@ -66,8 +69,6 @@ class EncoderModel(nn.Module):
                 return Outputs(answers=self.answer(x))
             case "tag":
                 return Outputs(answers=self.answer(x[batch.mlm_positions]))
-            case "embed":
-                return Outputs(answers=self.answer(x, batch))
             case _:
                 return Outputs(answers=self.answer(self.sentences(x, batch)))
 

@@ -4,7 +4,8 @@ as fast.
 These two under autograd are the specification. Autograd cannot express three things that make this path fast: products
 write weight gradients in float32 straight into the arena, the next kernel adds the two gradients that meet at each
 residual, and the kernel that computes a tensor also writes its FP8 copy. Products read a 16-bit copy of the weights
-that the optimizer updates; biases and LayerNorm parameters are read in float32.
+that the optimizer updates, and the biases that they add. So does the masked-word head its LayerNorm; all other biases
+and LayerNorm parameters are read in float32.
 
 The last layer is computed only for the rows that heads read, the masked words and [CLS]: about a sixth of all rows. The
 span head reads all of them, and so does pooling by mean or maximum; the tag head those of the words that it labels.

@@ -9,20 +9,22 @@ from torch import Tensor, nn
 from bertrain.config.settings import ModelSettings
 from bertrain.model.batch import IGNORED, Batch
 from bertrain.model.dropout import dropout
-from bertrain.model.pooling import PoolingHead
 from bertrain.model.sums import Sums
 
 MASKED_SCORE = -1e30  # softmax makes it 0; finite, so that a row of nothing else is not NaN
 
 
 class MaskedWordHead(nn.Module):
-    """Transform, then logits by the word embeddings, which it shares with the encoder."""
+    """Transform, then logits by the word embeddings, which it shares with the encoder.
 
-    def __init__(self, settings: ModelSettings) -> None:
+    Without `bias`, only the logits have one.
+    """
+
+    def __init__(self, settings: ModelSettings, *, bias: bool = True) -> None:
         super().__init__()
         self.vocab_size = settings.vocab_size
-        self.transform = nn.Linear(settings.hidden_size, settings.hidden_size)
-        self.norm = nn.LayerNorm(settings.hidden_size, settings.layer_norm_eps)
+        self.transform = nn.Linear(settings.hidden_size, settings.hidden_size, bias=bias)
+        self.norm = nn.LayerNorm(settings.hidden_size, settings.layer_norm_eps, bias=bias)
         self.bias = nn.Parameter(torch.zeros(settings.padded_vocab_size))
 
     def forward(self, x: Tensor, word_embeddings: Tensor) -> Tensor:  # [P, E], [V, E] -> [P, vocab_size]
@@ -80,8 +82,8 @@ class TagHead(nn.Module):
         return self.classify(dropout(x, self.dropout, self.training))
 
 
-def answer_head(settings: ModelSettings) -> SentenceHead | SpanHead | TagHead | PoolingHead | None:
-    """The head for fine-tuning; None for pre-training."""
+def answer_head(settings: ModelSettings) -> SentenceHead | SpanHead | TagHead | None:
+    """The head for fine-tuning; None for pre-training, and for embeddings, which only pool."""
     match settings.head:
         case "classify" | "multilabel":
             return SentenceHead(settings, settings.num_labels, settings.head_dropout)
@@ -91,8 +93,6 @@ def answer_head(settings: ModelSettings) -> SentenceHead | SpanHead | TagHead | 
             return SpanHead(settings)
         case "tag":
             return TagHead(settings)
-        case "embed":
-            return PoolingHead(settings)
         case _:
             return None
 

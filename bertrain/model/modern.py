@@ -18,7 +18,8 @@ from bertrain.model.attention import AttentionPlan
 from bertrain.model.batch import Batch
 from bertrain.model.dropout import dropout
 from bertrain.model.encoder import EncoderModel, WordEmbeddings
-from bertrain.model.pooling import PoolingHead, pool
+from bertrain.model.heads import MaskedWordHead
+from bertrain.model.pooling import pool
 
 Waves = tuple[Tensor, Tensor]  # cosines and sines of the angles by which queries and keys are rotated, [T, 1, 1, D / 2]
 
@@ -60,23 +61,8 @@ class Layer(nn.Module):
         return x + self.contract(dropout(F.gelu(expanded) * gate, self.hidden_dropout, self.training))
 
 
-class MaskedWordHead(nn.Module):
-    """Transform, then logits by the word embeddings, which it shares with the encoder."""
-
-    def __init__(self, settings: ModelSettings) -> None:
-        super().__init__()
-        self.vocab_size = settings.vocab_size
-        self.transform = nn.Linear(settings.hidden_size, settings.hidden_size, bias=False)
-        self.norm = _norm(settings)
-        self.bias = nn.Parameter(torch.zeros(settings.padded_vocab_size))
-
-    def forward(self, x: Tensor, word_embeddings: Tensor) -> Tensor:  # [P, E], [V, E] -> [P, vocab_size]
-        x = self.norm(F.gelu(self.transform(x)))
-        return F.linear(x, word_embeddings, self.bias)[:, : self.vocab_size]
-
-
 class AnswerHead(nn.Module):
-    """The same transform, then scores: of texts (classify, multilabel, regress), words (tag) or tokens (span)."""
+    """Transform, then scores: of texts (classify, multilabel, regress), words (tag) or tokens (span)."""
 
     def __init__(self, settings: ModelSettings) -> None:
         super().__init__()
@@ -99,11 +85,10 @@ class Modern(EncoderModel):
         self.embeddings = Embeddings(settings)
         self.layers = nn.ModuleList(Layer(settings, number) for number in range(settings.num_layers))
         self.final_norm = _norm(settings)
-        self.masked_words = MaskedWordHead(settings) if settings.head == "pretrain" else None
+        self.masked_words = MaskedWordHead(settings, bias=False) if settings.head == "pretrain" else None
         self.next_sentence = self.replaced_words = None
         has_answers = settings.head not in ("pretrain", "embed")
-        pools = PoolingHead(settings) if settings.head == "embed" else None
-        self.answer = AnswerHead(settings) if has_answers else pools
+        self.answer = AnswerHead(settings) if has_answers else None
 
     def encode(self, batch: Batch) -> Tensor:
         settings, plan = self.settings, self.plan_attention(batch)

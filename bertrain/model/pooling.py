@@ -1,4 +1,4 @@
-"""The head of embeddings: one vector per sequence, pooled from the last layer. It has no parameters.
+"""Embeddings: one vector per sequence, pooled from the last layer. Their head has no parameters, so it is no module.
 
 Letters as in bert.py. Pooling is computed in float32, whatever the precision of the encoder.
 """
@@ -6,25 +6,13 @@ Letters as in bert.py. Pooling is computed in float32, whatever the precision of
 from __future__ import annotations
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
-from bertrain.config.settings import ModelSettings
 from bertrain.model.batch import Batch
 
 
-class PoolingHead(nn.Module):
-    """The mean or the maximum of a sequence's tokens, [CLS] and [SEP] included, or its [CLS]."""
-
-    def __init__(self, settings: ModelSettings) -> None:
-        super().__init__()
-        self.pooling = settings.pooling
-
-    def forward(self, x: Tensor, batch: Batch) -> Tensor:  # [T, E] -> [S, E]
-        return pool(x, batch, self.pooling)
-
-
 def pool(x: Tensor, batch: Batch, pooling: str) -> Tensor:
-    """One vector per sequence slot, [T, E] -> [S, E] in float32."""
+    """The mean or the maximum of a sequence's tokens, [CLS] and [SEP] included, or its [CLS]; [T, E] -> [S, E]."""
     with torch.autocast(x.device.type, enabled=False):
         x = x.float()
         if pooling == "cls":

@@ -33,21 +33,9 @@ class Sums(NamedTuple):
         return torch.stack([zero if value is None else value.detach() for value in self])
 
 
-class Totals(NamedTuple):
-    """The same sums on the host, over all bins of a step or of an evaluation."""
-
-    mlm_loss: float
-    sequence_loss: float
-    mlm_correct: float
-    sequence_correct: float
-    rtd_loss: float
-    rtd_correct: float
-    rtd_tokens: float
-
-    @classmethod
-    def unpack(cls, packed: Tensor) -> Totals:
-        """Read a packed vector; waits for its device."""
-        return cls(*packed.tolist())
+def unpack_sums(packed: Tensor) -> dict[str, float]:
+    """The sums of a packed vector by name, on the host; waits for its device."""
+    return dict(zip(Sums._fields, packed.tolist(), strict=True))
 
 
 def packed_sums(value: float = 0.0, device: torch.device | str = "cpu") -> Tensor:

@@ -189,7 +189,7 @@ def _measure(
         steps = loader.steps(0, 0, plan.max_steps)
         stack.callback(steps.close)  # type: ignore[attr-defined] # a generator, whose thread prepares steps
         runner = StepRunner(state, settings, ranks, steps, Stopwatch(device))
-        is_fused = engine.choose(settings, device, state.model)[0] == "fused"  # also below another one
+        is_fused = engine.choose(settings, device)[0] == "fused"  # also below another one
         in_graphs = is_fused and device.type == "cuda"
         by_part: tuple[list[kineto.Launch], roofline.StepSize] | None = None
         if in_graphs:  # a graph hides which operator launches a kernel, so record without graphs first

@@ -24,7 +24,7 @@ from bertrain.base.console import PHASES, Console, evaluation_text, warn
 from bertrain.base.logs import note
 from bertrain.config.settings import ModelSettings
 from bertrain.data.feed.loader import Step
-from bertrain.model.sums import Totals
+from bertrain.model.sums import unpack_sums
 from bertrain.optim.verdict import Verdict
 from bertrain.run.checkpoint import Progress
 from bertrain.run.loss_scale import MINIMUM
@@ -272,19 +272,21 @@ def averages(
 
     An evaluation replaces no words, and so needs no `num_tokens`.
     """
-    totals, num_predictions = Totals.unpack(sums), max(1, num_predictions)  # data of others may have none in a step
-    sequence_loss, sequence_accuracy = totals.sequence_loss / num_sequences, totals.sequence_correct / num_sequences
+    totals, num_predictions = unpack_sums(sums), max(1, num_predictions)  # data of others may have none in a step
+    sequence_loss = totals["sequence_loss"] / num_sequences
+    sequence_accuracy = totals["sequence_correct"] / num_sequences
     if model.head == "tag":
-        return {"loss": totals.mlm_loss / num_predictions, "accuracy": totals.mlm_correct / num_predictions}
+        return {"loss": totals["mlm_loss"] / num_predictions, "accuracy": totals["mlm_correct"] / num_predictions}
     if model.head != "pretrain":
         return {"loss": sequence_loss} | ({} if model.head in ("regress", "embed") else {"accuracy": sequence_accuracy})
-    mlm_loss = totals.mlm_loss / num_predictions
-    mlm_accuracy = totals.mlm_correct / num_predictions
+    mlm_loss = totals["mlm_loss"] / num_predictions
+    mlm_accuracy = totals["mlm_correct"] / num_predictions
     result = {"loss": mlm_loss + sequence_loss, "mlm_loss": mlm_loss, "mlm_accuracy": mlm_accuracy}
     if model.nsp:
         result |= {"nsp_loss": sequence_loss, "nsp_accuracy": sequence_accuracy}
     if model.rtd and num_tokens:
-        result |= {"rtd_loss": totals.rtd_loss / num_tokens, "rtd_accuracy": totals.rtd_correct / totals.rtd_tokens}
+        result["rtd_loss"] = totals["rtd_loss"] / num_tokens
+        result["rtd_accuracy"] = totals["rtd_correct"] / totals["rtd_tokens"]
         result["loss"] += model.rtd * result["rtd_loss"]
     return result
 

@@ -15,13 +15,13 @@ from dataclasses import replace
 from typing import Protocol
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from bertrain.config.settings import Settings
 from bertrain.data.feed.loader import Step
 from bertrain.model.batch import Batch
 from bertrain.model.encoder import Outputs
-from bertrain.model.similarity import ranking_loss, scored_loss
 from bertrain.model.sums import Sums, packed_sums
 from bertrain.ranks.parallel import Ranks
 
@@ -110,3 +110,21 @@ class ContrastiveEngine:
         # Whether the step is finite must be decided alike on all ranks: by the loss, not by this rank's bins.
         self._engine.sums.copy_(self.sums)
         return self._engine.update(rate)
+
+
+# Losses of the embeddings of a whole step, as sums over its examples; `vectors` is [N, texts of an example, E] in
+# float32. Both are those of sentence-transformers, times N.
+
+
+def scored_loss(vectors: Tensor, scores: Tensor) -> Tensor:
+    """Squared error of the cosine of each pair against its score in [0, 1], [N] (CosineSimilarityLoss)."""
+    return (F.cosine_similarity(vectors[:, 0], vectors[:, 1]) - scores).square().sum()
+
+
+def ranking_loss(vectors: Tensor, temperature: float) -> Tensor:
+    """Cross-entropy of choosing each anchor's positive among all positives and negatives of the step, by cosine
+    (MultipleNegativesRankingLoss, whose scale is 1 / temperature)."""
+    anchors = F.normalize(vectors[:, 0], dim=-1)
+    candidates = F.normalize(vectors[:, 1:].transpose(0, 1).flatten(0, 1), dim=-1)  # all positives, then all negatives
+    logits = anchors @ candidates.t() / temperature
+    return F.cross_entropy(logits, torch.arange(len(anchors), device=logits.device), reduction="sum")

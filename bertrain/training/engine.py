@@ -24,9 +24,8 @@ from bertrain.model import fused_self_test  # noqa: F401 - adds the whole model 
 from bertrain.model.arena import Arena
 from bertrain.model.batch import Batch
 from bertrain.model.encoder import EncoderModel, Outputs, split_parts
-from bertrain.model.fused_check import why_not_implemented
+from bertrain.model.fused_check import why_outdated
 from bertrain.model.fused_families import new_fused
-from bertrain.model.initialization import uninitialized
 from bertrain.optim.optimizer import Optimizer
 from bertrain.planning import kernel_limits
 from bertrain.ranks.parallel import Ranks
@@ -82,7 +81,7 @@ class Engine(Protocol):
 
 def predictor(model: EncoderModel, settings: Settings, device: torch.device) -> Predictor:
     """Outputs of a model that is not trained, on the engine that `choose` selects."""
-    name, _ = choose(settings, device, model)
+    name, _ = choose(settings, device)
     if name == "fused":
         fused = new_fused(model, Arena(model, split_parts))
         return torch.no_grad()(fused.outputs)
@@ -101,13 +100,12 @@ def why_unfit(settings: Settings, device: torch.device) -> str:
     return kernel_limits.why_unfit(settings, on_gpu=not on_cpu)
 
 
-def choose(settings: Settings, device: torch.device, model: EncoderModel | None = None) -> tuple[EngineName, str]:
-    """The engine that computes `model` (by default, a new one of these settings), and the reason."""
+def choose(settings: Settings, device: torch.device) -> tuple[EngineName, str]:
+    """The engine that computes a model of these settings, and the reason."""
     precision, asked = settings.train.precision, settings.train.kernels.partition("-")[0]
     check_precision(settings.train, device)
     usable, reason = kernels_serve(settings, device)
-    model = model or uninitialized(settings.model)
-    if usable and (mismatch := why_not_implemented(model) or failed_kernel(settings, device)):
+    if usable and (mismatch := why_outdated() or failed_kernel(settings, device)):
         usable, reason = False, mismatch
     name: EngineName = "fused" if usable else "plain"
     if precision == "fp8" and settings.task.name == SIMILARITY:
@@ -172,9 +170,9 @@ def build(
 ) -> PlainEngine | FusedEngine | ContrastiveEngine | ReplacingEngine:
     """Build the engine that `choose` selects; warns if the kernels do not compute this model, or fail on this GPU."""
     device = arena.values.device
-    name, _ = choose(settings, device, model)
+    name, _ = choose(settings, device)
     if name != "fused" and ranks.is_first and kernels_serve(settings, device)[0]:
-        reason = why_not_implemented(model) or failed_kernel(settings, device)
+        reason = why_outdated() or failed_kernel(settings, device)
         warn(f"this run computes with {ENGINES[name]}, which is slower than the kernels: {reason}")
     number = list(ENGINES).index(name)
     if ranks.all_max(number) != -ranks.all_max(-number):

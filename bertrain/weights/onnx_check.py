@@ -24,7 +24,7 @@ from bertrain.model.batch import IGNORED, Batch
 from bertrain.model.encoder import EncoderModel
 from bertrain.model.families import new_model
 from bertrain.model.heads import SentenceHead
-from bertrain.model.pooling import PoolingHead
+from bertrain.model.pooling import pool
 from bertrain.weights.huggingface import to_huggingface
 from bertrain.weights.onnx_graph import INPUTS, VECTOR
 from bertrain.weights.tensors import Weights
@@ -168,8 +168,7 @@ def our_outputs(model: EncoderModel, batch: Batch, names: list[str], normalizes:
             assert isinstance(model.next_sentence, SentenceHead)
             found["pooler_output"] = torch.tanh(model.next_sentence.pool(hidden[batch.cls_positions]))
         if VECTOR in names:  # as `embed` computes it
-            assert isinstance(model.answer, PoolingHead)
-            vectors = model.answer(hidden, batch)
+            vectors = pool(hidden, batch, model.settings.pooling)
             found[VECTOR] = torch.nn.functional.normalize(vectors) if normalizes else vectors
     else:
         outputs = model(batch)

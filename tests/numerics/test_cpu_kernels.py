@@ -8,7 +8,9 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -287,3 +289,20 @@ def test_a_compiler_that_fails_is_quoted(tmp_path: Path, monkeypatch: pytest.Mon
     with pytest.raises(cpu_library.UnavailableError, match=r"gcc .*no such flag -mamx-bf16"):
         cpu_library.compile_source(str(broken), "old")
     assert os.listdir(tmp_path / "bertrain") == []
+
+
+def test_without_space_or_a_compiler_that_starts_the_kernels_are_unavailable(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.setattr(cpu_library, "NEEDED", ())
+    monkeypatch.setattr(cpu_library, "_load", cpu_library._load.__wrapped__)  # without its cache
+    damaged = tmp_path / "gcc"
+    damaged.write_bytes(b"\x7fELF")
+    damaged.chmod(0o755)
+    monkeypatch.setenv("CC", str(damaged))
+    reason = "the C kernels cannot be compiled: "
+    assert cpu_library.available.__wrapped__() == (False, f"{reason}[Errno 8] Exec format error: '{damaged}'")
+    monkeypatch.setattr(cpu_library, "find_compiler", lambda: (str(damaged), "some version"))
+    monkeypatch.setattr(tempfile, "TemporaryDirectory", Mock(side_effect=OSError(28, "No space left on device")))
+    assert cpu_library.available.__wrapped__() == (False, f"{reason}[Errno 28] No space left on device")

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-import pytest
+import numpy as np
 import torch
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from bertrain.model.attention import attend_each, attend_grouped, plan_groups
+from bertrain.kernels.arguments import Dropout
+from bertrain.kernels.attention import ragged_attention_plain
+from bertrain.model.attention import plan_groups
 
 
 @settings(max_examples=60)
@@ -24,17 +26,17 @@ def test_grouped_equals_one_at_a_time(lengths: list[int], window: int | None, se
     qkv = torch.randn(sum(lengths), 3, 2, 8, dtype=torch.float64, requires_grad=True)
     weights = torch.randn(sum(lengths), 2, 8, dtype=torch.float64)
     plan = plan_groups(lengths, qkv.device)
-    grouped, each = attend_grouped(qkv, plan, 0.0, window), attend_each(qkv, lengths, 0.0, window)
+    bounds, no_dropout = torch.from_numpy(np.cumsum([0, *lengths])), Dropout(0.0, torch.tensor([0]), 0)
+    grouped, each = plan.attend(qkv, 0.0, window), ragged_attention_plain(qkv, bounds, no_dropout, window or 0)
     torch.testing.assert_close(grouped, each)
     (one,) = torch.autograd.grad((grouped * weights).sum(), qkv)
     (other,) = torch.autograd.grad((each * weights).sum(), qkv)
     torch.testing.assert_close(one, other)
     with torch.no_grad():
-        torch.testing.assert_close(attend_grouped(qkv, plan, 0.0, window), each, msg="without gradients")
+        torch.testing.assert_close(plan.attend(qkv, 0.0, window), each, msg="without gradients")
 
 
-@pytest.mark.parametrize("attend", ["each", "grouped"])
-def test_dropout_keeps_the_mean_and_follows_the_seed(attend: str) -> None:
+def test_dropout_keeps_the_mean_and_follows_the_seed() -> None:
     lengths = [64] * 32
     qkv = torch.randn(sum(lengths), 3, 2, 8)
     qkv[:, 2] = 1.0  # with constant values the output is the sum of the kept probabilities
@@ -42,7 +44,7 @@ def test_dropout_keeps_the_mean_and_follows_the_seed(attend: str) -> None:
 
     def attended(seed: int) -> torch.Tensor:
         torch.manual_seed(seed)
-        return attend_each(qkv, lengths, 0.1) if attend == "each" else attend_grouped(qkv, plan, 0.1)
+        return plan.attend(qkv, 0.1)
 
     assert abs(attended(1).mean().item() - 1.0) < 0.01
     assert attended(1).std() > 0.01
@@ -55,10 +57,10 @@ def test_nothing_grows_with_the_square_of_the_bin() -> None:
     lengths = [8] * 4096
     plan = plan_groups(lengths, torch.device("cpu"))
     assert [(group.count, group.length, group.keys) for group in plan.groups] == [(4096, 8, None)]
-    attend_grouped(torch.randn(sum(lengths), 3, 1, 4), plan, 0.0)
+    plan.attend(torch.randn(sum(lengths), 3, 1, 4), 0.0)
 
 
 def test_with_a_window_nothing_grows_with_the_square_of_a_sequence() -> None:
     """One sequence of 65,536 tokens: its scores would be 16 GiB in fp32."""
     plan = plan_groups([65536], torch.device("cpu"))
-    attend_grouped(torch.randn(65536, 3, 1, 4).requires_grad_(), plan, 0.0, 8).sum().backward()
+    plan.attend(torch.randn(65536, 3, 1, 4).requires_grad_(), 0.0, 8).sum().backward()

@@ -2,23 +2,14 @@
 
 from __future__ import annotations
 
-import ast
-import functools
-import json
-from collections.abc import Callable
-from typing import Any
+import shutil
+from pathlib import Path
 
 import pytest
 import torch
-import torch.nn.functional as F
-from torch import Tensor, nn
 
 from bertrain.base import isa
-from bertrain.model import attention, bert, fused_check
-from bertrain.model.attention import RaggedPlan
-from bertrain.model.bert import Bert
-from bertrain.model.fused_check import why_not_implemented
-from bertrain.model.initialization import uninitialized
+from bertrain.model import fused_check
 from bertrain.training import engine
 from tests import helpers
 
@@ -69,7 +60,6 @@ def test_the_kernels_compute_modernbert_on_gpus_alone() -> None:
     settings = helpers.tiny_settings(model__family="modern", train__precision="bf16")
     assert engine.why_unfit(settings, torch.device("cuda")) == ""
     assert engine.why_unfit(settings, CPU) == "the kernels for CPUs have no model.family modern"
-    assert why_not_implemented(uninitialized(settings.model)) == ""
     with helpers.refused("engine-not-possible", "fused"):
         engine.choose(helpers.tiny_settings(model__family="modern", train__kernels="fused"), CPU)
     tuned = helpers.tiny_settings(model__family="modern", model__head="classify", task__name="glue/mnli")
@@ -92,139 +82,43 @@ def test_without_amx_a_cpu_computes_plainly(monkeypatch: pytest.MonkeyPatch) -> 
 
 # --- the model that the kernels implement ---------------------------------------------------------------------
 
-
-def tiny_model(**overrides: object) -> Bert:
-    return Bert(helpers.tiny_settings(**overrides).model)
-
-
-@pytest.mark.parametrize("head", ["pretrain", "classify", "multilabel", "regress", "span", "tag"])
-@pytest.mark.parametrize("nsp", [True, False])
-def test_the_kernels_implement_the_model(head: str, nsp: bool) -> None:
-    task = "" if head == "pretrain" else "glue/mnli"
-    assert why_not_implemented(tiny_model(model__head=head, model__nsp=nsp, task__name=task)) == ""
+MODEL = Path(fused_check.__file__).parent
 
 
 def test_the_kernels_implement_the_current_source() -> None:
-    """Fails after a deliberate change of bert.py, and says what to do."""
-    current = {family: fused_check.fingerprints(family) for family in fused_check.WRITTEN_FOR}
-    assert current == fused_check.WRITTEN_FOR, (
-        "bert.py, modern.py, heads.py or attention.py has changed, so every run now trains on the plain engine. Change "
-        "bertrain/model/fused*.py to match, then run tests/numerics/test_kernels_interpreted.py, and on a GPU "
-        "tests/gpu/test_fused.py. Once both pass, replace WRITTEN_FOR in bertrain/model/fused_check.py by\n"
-        + json.dumps(current, indent=4)
+    """Fails after a deliberate change of the specification, and says what to do."""
+    assert fused_check.fingerprint(MODEL) == fused_check.WRITTEN_FOR, (
+        f"one of {', '.join(fused_check.SPECIFICATION)} has changed, so every run now trains without the fused path. "
+        "First compare bertrain/model/fused*.py with the change and make them follow. Then run "
+        "tests/numerics/test_kernels_interpreted.py, and on a GPU tests/gpu/test_fused.py and test_modern.py. Once all "
+        f'pass: WRITTEN_FOR = "{fused_check.fingerprint(MODEL)}" in bertrain/model/fused_check.py'
     )
 
 
-class PreNormLayer(bert.Layer):
-    def forward(self, x: Tensor, plan: RaggedPlan) -> Tensor:
-        qkv = self.qkv(self.attention_norm(x)).unflatten(-1, (3, self.heads, self.head_size))
-        x = x + self.attention_out(bert.attend_grouped(qkv, plan, 0.0).flatten(-2))
-        return x + self.contract(F.gelu(self.expand(self.output_norm(x))))
-
-
-def relu_forward(self: Any, x: Tensor, plan: RaggedPlan) -> Tensor:
-    qkv = self.qkv(x).unflatten(-1, (3, self.heads, self.head_size))
-    attended = bert.attend_grouped(qkv, plan, self.attention_dropout if self.training else 0.0).flatten(-2)
-    x = self.attention_norm(x + bert.dropout(self.attention_out(attended), self.hidden_dropout, self.training))
-    expanded = F.relu(self.expand(x))
-    return self.output_norm(x + bert.dropout(self.contract(expanded), self.hidden_dropout, self.training))
-
-
-def doubled(function: Callable[..., Tensor]) -> Callable[..., Tensor]:
-    @functools.wraps(function)
-    def run(*arguments: Any) -> Tensor:
-        return 2 * function(*arguments)
-
-    return run
-
-
-def with_prenorm_layer(patch: pytest.MonkeyPatch) -> Bert:
-    model = tiny_model()
-    model.layers[1] = PreNormLayer(model.settings)
-    return model
-
-
-def with_prenorm_class(patch: pytest.MonkeyPatch) -> Bert:
-    patch.setattr(bert, "Layer", PreNormLayer)
-    return tiny_model()
-
-
-def with_other_activation(patch: pytest.MonkeyPatch) -> Bert:
-    patch.setattr(bert.Layer, "forward", relu_forward)
-    return tiny_model()
-
-
-def with_decorated_forward(patch: pytest.MonkeyPatch) -> Bert:
-    patch.setattr(bert.Layer, "forward", doubled(bert.Layer.forward))
-    return tiny_model()
-
-
-def with_other_attention(patch: pytest.MonkeyPatch) -> Bert:
-    patch.setattr(attention, "attend_grouped", doubled(attention.attend_grouped))
-    return tiny_model()
-
-
-def with_forward_of_instance(patch: pytest.MonkeyPatch) -> Bert:
-    model = tiny_model()
-    model.embeddings.forward = doubled(model.embeddings.forward)  # type: ignore[method-assign]
-    return model
-
-
-def with_added_module(patch: pytest.MonkeyPatch) -> Bert:
-    model = tiny_model()
-    model.layers[0].gate = nn.Linear(32, 32)
-    return model
-
-
-def with_other_norm(patch: pytest.MonkeyPatch) -> Bert:
-    model = tiny_model()
-    model.layers[0].output_norm = nn.RMSNorm(32)
-    return model
-
-
-def with_other_dropout(patch: pytest.MonkeyPatch) -> Bert:
-    model = tiny_model()
-    model.layers[0].hidden_dropout = 0.5  # type: ignore[assignment]
-    return model
-
-
-def with_hook(patch: pytest.MonkeyPatch) -> Bert:
-    model = tiny_model()
-    model.layers[0].register_forward_hook(lambda module, inputs, output: 2 * output)
-    return model
-
-
-CHANGES = {
-    with_prenorm_layer: "layers.1",
-    with_prenorm_class: "PreNormLayer",
-    with_other_activation: "Layer.forward",
-    with_decorated_forward: "Layer.forward",
-    with_other_attention: "attend_grouped",
-    with_forward_of_instance: "embeddings",
-    with_added_module: "layers.0.gate",
-    with_other_norm: "layers.0.output_norm",
-    with_other_dropout: "hidden_dropout",
-    with_hook: "layers.0",
-}
-
-
-@pytest.mark.parametrize("change", CHANGES, ids=lambda change: change.__name__)
-def test_the_kernels_refuse_another_model(change: Callable[..., Bert], monkeypatch: pytest.MonkeyPatch) -> None:
-    model = change(monkeypatch)
-    assert CHANGES[change] in why_not_implemented(model)
+@pytest.mark.parametrize(
+    ("old", "new", "is_another"),
+    [
+        ("x + dropout(self.contract", "x - dropout(self.contract", True),
+        ("F.gelu(", "F.relu(", True),
+        ('"""Word + position', '"""Segment + position', False),
+        ("        x = self.words(", "        # Three tables.\n        x = self.words(", False),
+        ("return self.output_norm(x + ", "return self.output_norm(\n            x + ", False),
+    ],
+)
+def test_the_kernels_do_not_compute_another_model(
+    old: str, new: str, is_another: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = tmp_path / "model"
+    shutil.copytree(MODEL, folder)
+    source = (folder / "bert.py").read_text()
+    assert source.count(old) == 1
+    (folder / "bert.py").write_text(source.replace(old, new))
+    monkeypatch.setattr(fused_check, "__file__", str(folder / "fused_check.py"))
     monkeypatch.setattr(engine, "kernels_serve", lambda *_: (True, "kernels everywhere"))
-    settings = helpers.tiny_settings(train__precision="bf16")
-    name, sentence = engine.choose(settings, CPU, model)
-    assert name == "plain"
-    assert CHANGES[change] in sentence
-
-
-def test_a_fingerprint_ignores_comments_and_layout() -> None:
-    one = "def f(x):\n    return x + 1"
-    same = 'def f(x: int) -> int:\n    """Words."""\n    # more words\n    return (\n        x + 1\n    )'
-    other = "def f(x):\n    return x + 2"
-    trees = [fused_check._syntax(ast.parse(source).body[0]) for source in (one, same, other)]
-    assert trees[0] == trees[1] != trees[2]
+    monkeypatch.setattr(engine, "why_outdated", fused_check.why_outdated.__wrapped__)
+    name, sentence = engine.choose(helpers.tiny_settings(train__precision="bf16"), CPU)
+    assert name == ("plain" if is_another else "fused")
+    assert ("the source of the models is not" in sentence) == is_another
 
 
 @pytest.mark.parametrize(

@@ -18,7 +18,6 @@ from bertrain.base import isa
 from bertrain.data.feed.loader import Loader
 from bertrain.data.formats.shards import Shards
 from bertrain.kernels import cpu_library
-from bertrain.model import bert
 from bertrain.ranks.parallel import Ranks
 from bertrain.run.metrics import Stopwatch
 from bertrain.training import engine
@@ -28,7 +27,7 @@ from bertrain.training.precision import choose_precision
 from bertrain.training.start import pretrain, resume
 from bertrain.training.state import TrainState
 from tests import helpers
-from tests.quick.test_compute import CPU, relu_forward
+from tests.quick.test_compute import CPU
 
 
 @pytest.fixture(params=["this machine", "with AMX"])
@@ -90,17 +89,17 @@ def test_kernels_can_be_switched_off_and_on_again(
     assert f"computing with {computing}" in capsys.readouterr().out
 
 
-def test_a_changed_model_trains_on_the_plain_engine(
+def test_a_changed_model_does_not_train_on_the_kernels(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(engine, "kernels_serve", lambda *_: (True, "kernels everywhere"))
-    monkeypatch.setattr(bert.Layer, "forward", relu_forward)
+    monkeypatch.setattr(engine, "why_outdated", lambda: "another source")
     settings = helpers.tiny_settings(train__precision="bf16")
     assert engine.choose(settings, CPU)[0] == "plain", "known before a model is built"
     state = TrainState.build(settings, Ranks(0, 1, CPU))
     assert isinstance(state.engine, PlainEngine)
-    assert "Layer.forward" in capsys.readouterr().err
-    with helpers.refused("precision-not-possible", "Layer.forward"):
+    assert "slower than the kernels: another source" in capsys.readouterr().err
+    with helpers.refused("precision-not-possible", "another source"):
         engine.choose(helpers.tiny_settings(train__precision="fp8"), CPU)
 
 

@@ -13,10 +13,10 @@ import torch
 
 from bertrain.config.settings import Settings
 from bertrain.data.feed.loader import Loader
-from bertrain.model.similarity import ranking_loss, scored_loss
 from bertrain.ranks.parallel import Ranks
 from bertrain.run.records import EvaluationRecord, last_record
 from bertrain.tasks.similarity import SimilarityTask, rank_metrics
+from bertrain.training.contrastive_engine import ranking_loss, scored_loss
 from bertrain.training.embed import embed
 from bertrain.training.finetune import finetune
 from bertrain.training.predict import evaluate_task, predict
