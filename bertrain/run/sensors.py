@@ -106,8 +106,6 @@ def add_nvml(sensors: Sensors, uuid: str, nvml: Any) -> None:
             sensors.device[name] = ask()
         except Exception as error:
             sensors.missing[name] = describe(error)
-    older: Any = getattr(nvml, "nvmlDeviceGetCurrentClocksThrottleReasons", None)  # its name before driver 535
-    reasons = getattr(nvml, "nvmlDeviceGetCurrentClocksEventReasons", older)
     sensors.try_out(
         Gauge("sm_clock_mhz", lambda: nvml.nvmlDeviceGetClockInfo(handle, nvml.NVML_CLOCK_SM)),
         Gauge("memory_clock_mhz", lambda: nvml.nvmlDeviceGetClockInfo(handle, nvml.NVML_CLOCK_MEM)),
@@ -117,11 +115,20 @@ def add_nvml(sensors: Sensors, uuid: str, nvml: Any) -> None:
         Gauge("gpu_utilisation", lambda: nvml.nvmlDeviceGetUtilizationRates(handle).gpu / 100),
         Gauge("memory_utilisation", lambda: nvml.nvmlDeviceGetUtilizationRates(handle).memory / 100),
         Gauge("memory_used_bytes", lambda: nvml.nvmlDeviceGetMemoryInfo(handle).used),
-        Gauge("throttle_reasons", lambda: reasons(handle)),
+        Gauge("throttle_reasons", _throttle_reader(nvml, handle)),
         Gauge("energy_j", lambda: nvml.nvmlDeviceGetTotalEnergyConsumption(handle) / 1e3, COUNTER_EVERY_S),
     )
     if "energy_j" in sensors.columns:
         sensors.joules_by = "NVML's counter"
+
+
+def _throttle_reader(nvml: Any, handle: Any) -> Callable[[], float]:
+    """Reads the throttle reasons. A driver or a package before 535 knows them by another name only."""
+    try:
+        nvml.nvmlDeviceGetCurrentClocksEventReasons(handle)
+    except Exception:
+        return lambda: nvml.nvmlDeviceGetCurrentClocksThrottleReasons(handle)
+    return lambda: nvml.nvmlDeviceGetCurrentClocksEventReasons(handle)
 
 
 # NVML's bits for a throttled clock; idle (0x1) and a clock set by an application (0x2) do not count.

@@ -187,6 +187,27 @@ def test_nvml_is_asked_for_every_column() -> None:
     assert throttle_reasons(0x24) == ["the power limit", "temperature (software)"]
 
 
+@pytest.mark.parametrize("knows_name", [True, False], ids=["new driver", "old driver"])
+def test_throttle_reasons_are_read_by_the_name_that_the_driver_knows(knows_name: bool) -> None:
+    """pynvml has both names, whatever the driver."""
+
+    def newer(_: object) -> int:
+        if not knows_name:
+            raise RuntimeError("Function Not Found")
+        return 0x4
+
+    nvml = SimpleNamespace(
+        nvmlInit=lambda: None,
+        nvmlDeviceGetHandleByUUID=lambda uuid: uuid,
+        nvmlSystemGetDriverVersion=lambda: "525.1",
+        nvmlDeviceGetCurrentClocksEventReasons=newer,
+        nvmlDeviceGetCurrentClocksThrottleReasons=lambda _: 0x8,
+    )
+    sensors = Sensors()
+    add_nvml(sensors, "GPU-1", nvml)
+    assert {gauge.column: gauge.read() for gauge in sensors.gauges} == {"throttle_reasons": 0x4 if knows_name else 0x8}
+
+
 def test_rapl_runs_over(tmp_path: Path) -> None:
     packages = [tmp_path / "intel-rapl:0", tmp_path / "intel-rapl:1"]
 
