@@ -409,7 +409,7 @@ def test_backwards_questions_choose_the_token_budget() -> None:
     """The recipe's bins are for 8 GPUs, and no number of them ends in 4 minutes."""
     found = fewest_gpus(wish(target=0.72), 240, 64)
     assert (found.count, make_plan(wish(target=0.72), 16).seconds > 240) == (16, True)
-    assert found.token_budget < SETTINGS.batch.token_budget
+    assert found.batch.token_budget < SETTINGS.batch.token_budget
     assert fastest_for(wish(target=0.72, price=3.0), 100, 16) == replace(found, price=3 * found.gpu_hours)
 
 
