@@ -35,7 +35,6 @@ class Sensors:
     gauges: list[Gauge] = field(default_factory=list)
     missing: dict[str, str] = field(default_factory=dict)
     device: dict[str, Any] = field(default_factory=dict)
-    joules_by: str = ""  # the source of the column energy_j; empty without one
 
     def try_out(self, *gauges: Gauge) -> None:
         for gauge in gauges:
@@ -118,8 +117,6 @@ def add_nvml(sensors: Sensors, uuid: str, nvml: Any) -> None:
         Gauge("throttle_reasons", _throttle_reader(nvml, handle)),
         Gauge("energy_j", lambda: nvml.nvmlDeviceGetTotalEnergyConsumption(handle) / 1e3, COUNTER_EVERY_S),
     )
-    if "energy_j" in sensors.columns:
-        sensors.joules_by = "NVML's counter"
 
 
 def _throttle_reader(nvml: Any, handle: Any) -> Callable[[], float]:
@@ -162,9 +159,7 @@ def _add_rapl(sensors: Sensors) -> None:
         sensors.missing["energy_j"] = f"this machine has no RAPL ({RAPL})"
         return
     sensors.try_out(Gauge("energy_j", Rapl(packages).read))  # since 2020 most kernels let only root read it
-    if "energy_j" in sensors.columns:
-        sensors.joules_by = "RAPL, all processor packages"
-    else:
+    if "energy_j" in sensors.missing:
         sensors.missing["energy_j"] = f"RAPL: {sensors.missing['energy_j']}"
 
 
