@@ -22,6 +22,7 @@ import itertools
 import json
 import math
 import statistics
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -29,16 +30,16 @@ from typing import Any
 import numpy as np
 
 from bertrain.config.resolve import resolve
-from bertrain.config.settings import Settings
+from bertrain.config.settings import ModelSettings, Settings
 from bertrain.planning.convergence import LARGEST, TARGET, mlperf_interval, samples_to_target
 from bertrain.planning.devices import Gpu, Network, find_gpu, find_network
 from bertrain.planning.plan import EVALUATED, START_UP_S, Wish, evaluation_seconds, lengths_of, make_plan
 from bertrain.planning.step_time import (
     HOST_S,
     LAUNCHES,
-    AttentionKernel,
     Cluster,
     Design,
+    Floats,
     Load,
     StepTime,
     count_launches,
@@ -184,13 +185,23 @@ def device_of(row: dict[str, str]) -> tuple[Gpu, Network]:
     return gpu, find_network(row["network"], gpu, int(row["per_node"]))
 
 
-def attention_of(row: dict[str, str], gpu: Gpu) -> AttentionKernel | None:
-    """The attention of NVIDIA's code in fp16, Apex's; in FP8 cuDNN's, which takes as long as bertrain's."""
+def attention_of(row: dict[str, str], gpu: Gpu, model: ModelSettings) -> Callable[[Floats, Floats], Floats] | None:
+    """The attention of NVIDIA's code in fp16, Apex's; in FP8 cuDNN's, which takes as long as bertrain's.
+
+    One processor computes a whole head of a sequence. In a bin of few sequences, most processors wait for those of the
+    longest.
+    """
     if row["precision"] != "fp16":
         return None
     head_s = APEX_HEAD_S * CLOCKS["a100"] / CLOCKS[row["gpu"]]
+    rate = 12 * 64 * LONGEST**2 * gpu.processors / head_s
     rows = LONGEST / 2 if row["layout"] == "pad_fmha" else LONGEST  # three sequences, each divided in two
-    return AttentionKernel(12 * 64 * LONGEST**2 * gpu.processors / head_s, rows=rows, columns=LONGEST)
+
+    def seconds(bins: Floats, pairs: Floats) -> Floats:
+        alone = bins * gpu.processors / model.num_heads * rows * LONGEST
+        return 12 * model.num_layers * model.hidden_size * np.maximum(pairs, alone) / rate
+
+    return seconds
 
 
 def copied_bytes(row: dict[str, str]) -> float:
@@ -231,7 +242,7 @@ def predict(row: dict[str, str], base: Settings, slowdown: float) -> dict[str, A
         is_fused=False,
         launches=counted_launches(row, base),
         host_s=HOSTS[row["host"]],
-        attention=attention_of(row, gpu),
+        attention=attention_of(row, gpu, base.model),
     )
     step: StepTime = step_time(settings, [load_of(row, settings)], cluster, design, jitter=JITTER)
     batch = int(row["batch"])

@@ -245,7 +245,7 @@ def launch_slurm(
     account: Annotated[str, Option(help="Slurm's account")] = "",
     gres: Annotated[str, Option(help="Slurm's --gres per node, for sbatch and every srun; default: gpu:G")] = "",
     constraint: Annotated[str, Option(help="features that nodes must have")] = "",
-    nodelist: Annotated[str, Option(help="only these nodes")] = "",
+    nodelist: Annotated[str, Option(help="nodes to use; if they are fewer than --nodes, Slurm adds others")] = "",
     cpus_per_node: Annotated[int, Option(min=0, help="CPUs per node; 0: whole nodes, exclusively")] = 0,
     array: Array = False,
     mpi: Annotated[MpiType, Option(help="srun's --mpi; bertrain needs none")] = "none",

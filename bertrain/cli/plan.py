@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -116,16 +117,25 @@ def plan(
     )
     print(planning.table_text(plans))
     if is_best:
-        print(f"{plans[0].count:,} GPUs, with {_batching(plans[0])}")
+        print(f"{plans[0].count:,} GPUs, with {_batching(plans[0], settings)}")
     for own, other in zip(plans, best, strict=False):
         gain = f"{other.sequences_per_s / own.sequences_per_s - 1:+.1%} sequences/s"
-        print(f"{own.count:,} GPUs: {_batching(other)} is the fastest, {gain}, {other.idle:.1%} idle")
+        print(f"{own.count:,} GPUs: {_batching(other, settings)} is the fastest, {gain}, {other.idle:.1%} idle")
     if plot is not None:
         print(plot)
 
 
-def _batching(plan: Plan) -> str:
-    return f"--batch.token_budget {plan.token_budget} --batch.policy {plan.policy}"
+def _batching(plan: Plan, recipe: Settings) -> str:
+    """The options with which a recipe is trained as planned: token budget, policy, and what else differs from it."""
+    from bertrain.planning.plan import TUNED
+
+    values = {name: getattr(plan.batch, name) for name in TUNED}
+    shown = {
+        name: value
+        for name, value in values.items()
+        if name in ("token_budget", "policy") or value != getattr(recipe.batch, name)
+    }
+    return " ".join(f"--batch.{name} {shlex.quote(str(value))}" for name, value in shown.items())
 
 
 def _counts(text: str) -> list[int]:

@@ -15,7 +15,6 @@ from typing import Any
 
 from bertrain.base.errors import EXIT_HUNG, EXIT_INTERRUPTED, EXIT_LOST_RANK, EXIT_REQUEUE, EXIT_USER_ERROR
 from bertrain.base.formatting import counted
-from bertrain.launch.rendezvous import TIMEOUT_S, Rendezvous
 from bertrain.ranks.binding import USABLE, write_cpu_list
 from bertrain.ranks.restart import FAILED
 from bertrain.ranks.signals import LAUNCHER, STOP_SIGNALS, handling
@@ -75,10 +74,13 @@ def run_in_subprocess(arguments: list[str]) -> int:
         return process.wait()
 
 
-def run_agent(nproc: int, arguments: list[str], rendezvous: Rendezvous | None = None) -> tuple[int, dict[int, int]]:
-    """Run `python ARGUMENTS` as the ranks of this node, one of several if there is a `rendezvous`, and wait for them.
+def run_agent(
+    nproc: int, arguments: list[str], nodes: int = 1, meeting: Mapping[str, Any] | None = None
+) -> tuple[int, dict[int, int]]:
+    """Run `python ARGUMENTS` as the ranks of this node, and wait for them.
 
-    Returns one exit code for the node, and those of the ranks that failed, in the order in which they did.
+    `meeting`: how the nodes find each other, as arguments of LaunchConfig; None: there are no others. Returns one exit
+    code for the node, and those of the ranks that failed, in the order in which they did.
     """
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
     from torch.distributed.launcher.api import LaunchConfig, elastic_launch
@@ -88,13 +90,8 @@ def run_agent(nproc: int, arguments: list[str], rendezvous: Rendezvous | None = 
     os.environ.setdefault("PYTHONFAULTHANDLER", "1")  # prints a stack if a library crashes
     os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")  # hides warnings of a store that is slow to answer
     os.environ |= {USABLE: write_cpu_list(usable), LAUNCHER: str(os.getpid())}
-    where: dict[str, Any] = {"run_id": uuid.uuid4().hex, "rdzv_backend": "c10d", "rdzv_endpoint": "localhost:0"}
-    nodes = 1
-    if rendezvous is not None:
-        where = {"run_id": rendezvous.run_id, "rdzv_backend": "static"}
-        where["rdzv_endpoint"] = f"{rendezvous.host}:{rendezvous.port}"
-        where["rdzv_configs"] = {"rank": rendezvous.node, "timeout": TIMEOUT_S}
-        nodes = rendezvous.nodes
+    alone = {"run_id": uuid.uuid4().hex, "rdzv_backend": "c10d", "rdzv_endpoint": "localhost:0"}
+    where: dict[str, Any] = dict(meeting or alone)
     if "shutdown_timeout" in {field.name for field in fields(LaunchConfig)}:  # PyTorch 2.11 allows 30 s, always
         where["shutdown_timeout"] = SAVE_TIMEOUT_S
     config = LaunchConfig(

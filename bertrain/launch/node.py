@@ -37,9 +37,14 @@ def run_node(job: Job, stage: str) -> int:
     name = f"node {node} ({platform.node()})"
     try:
         host, port = _endpoint(job, node)
-        joined = rendezvous.Rendezvous(host, port, node, nodes, start_folder().name)
+        meeting = {
+            "run_id": start_folder().name,  # unique to this start, so that no node joins another one
+            "rdzv_backend": "static",
+            "rdzv_endpoint": f"{host}:{port}",
+            "rdzv_configs": {"rank": node, "timeout": rendezvous.TIMEOUT_S},
+        }
         command = ["-m", "bertrain", "launch", "worker", "rank", str(job.folder), stage]
-        code, failed = run_agent(slots, command, joined)
+        code, failed = run_agent(slots, command, nodes, meeting)
     except SignalException as caught:
         return code_after_signal(caught.sigval)
     except DistError as error:

@@ -12,7 +12,6 @@ import socket
 import time
 from bisect import bisect_right
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from itertools import accumulate
 from pathlib import Path
 
@@ -22,18 +21,6 @@ from bertrain.base.schema import load_json
 
 ENDPOINT = "rendezvous.json"
 TIMEOUT_S = 300
-
-
-@dataclass(frozen=True)
-class Rendezvous:
-    """The first node's endpoint, and the place of this node among all."""
-
-    host: str
-    port: int
-    node: int
-    nodes: int
-    run_id: str
-    """Unique to this start, so that no node joins another one."""
 
 
 def node_and_count(environment: Mapping[str, str]) -> tuple[int, int]:

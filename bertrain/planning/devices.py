@@ -174,8 +174,6 @@ def _read_network(path: Path) -> Network:
 
 def with_ceilings(gpu: Gpu, precision: str, operations_per_s: float, bytes_per_s: float) -> Gpu:
     """`gpu` with the speed of a product and of a copy as a profile measured them."""
-    return replace(
-        gpu,
-        products=gpu.products | {precision: operations_per_s},
-        memory=_table()["achieved"]["memory"] / 0.887 * bytes_per_s,  # an H200's copy reaches 0.887 of its bandwidth
-    )
+    achieved = _table()["achieved"]
+    memory = achieved["memory"] / achieved["copy"] * bytes_per_s
+    return replace(gpu, products=gpu.products | {precision: operations_per_s}, memory=memory)

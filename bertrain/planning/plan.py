@@ -20,7 +20,7 @@ import numpy.typing as npt
 
 from bertrain.base.errors import UserError
 from bertrain.config.choices import MASK_PROBABILITY, EngineName, PolicyName
-from bertrain.config.settings import Settings
+from bertrain.config.settings import BatchSettings, Settings
 from bertrain.data.feed.balance import per_rank
 from bertrain.data.feed.batching import bin_capacity, choose_policy, step_rows, strata_of
 from bertrain.data.feed.step_size import StepSize
@@ -47,6 +47,8 @@ STEPS = 3  # that are dealt into bins for a plan
 DRAWN = 200_000  # lengths drawn from a histogram
 START_UP_S = 0.6  # within the run: the first 150,000 samples of NVIDIA's 8 H200 take that much longer than the next
 TUNED_POLICIES: tuple[PolicyName, ...] = ("budget", "exchange", "packed")
+TUNED = "token_budget", "policy", "group_size", "shares", "bin_sequences"
+"""The settings of the batch that `best_batching` sets."""
 MUCH_IDLE = 0.25  # of the ranks' time
 SAME_BATCH = 0.05  # by which a step's sequences may differ from their nominal number
 EVALUATED = 10_000  # MLPerf's evaluation set
@@ -123,8 +125,7 @@ class Plan:
     """A run on `count` GPUs."""
 
     count: int
-    token_budget: int
-    policy: PolicyName
+    batch: BatchSettings
     step: StepTime
     idle: float
     """Share of the ranks' time in which they wait for the busiest."""
@@ -144,8 +145,8 @@ class Plan:
 
     def facts(self) -> dict[str, Any]:
         parts = {name: round(1e3 * seconds, 4) for name, seconds in self.step.parts.items()}
-        named = {name: value for name, value in self.__dict__.items() if name != "step"}
-        return named | {
+        named = {name: value for name, value in self.__dict__.items() if name not in ("batch", "step")}
+        return {name: getattr(self.batch, name) for name in TUNED} | named | {
             "step_ms": 1e3 * self.step.seconds, "parts_ms": parts, "sequences_per_s": self.sequences_per_s
         }  # fmt: skip
 
@@ -176,8 +177,8 @@ def make_plan(wish: Wish, count: int) -> Plan:
     seconds = START_UP_S + sizes.full_steps(steps) * step.seconds + evaluation
     hours = count * seconds / 3600
     waiting = step.imbalance / (step.seconds - step.exchange - step.optimizer - step.stragglers)
-    return Plan(count, settings.batch.token_budget, settings.batch.policy, step, waiting, sequences, steps, START_UP_S,
-                evaluation, seconds, hours, hours * wish.price)  # fmt: skip
+    return Plan(count, settings.batch, step, waiting, sequences, steps, START_UP_S, evaluation, seconds, hours,
+                hours * wish.price)  # fmt: skip
 
 
 def place_of(wish: Wish, count: int) -> Place:

@@ -54,7 +54,7 @@ def measure_ceilings(device: torch.device, precision: str, *, seconds: float = 0
 
 
 def fastest(action: Callable[[], object], device: torch.device, seconds: float) -> float:
-    """Seconds of the fastest repetition within `seconds`, after a warm-up."""
+    """Seconds of the fastest repetition within `seconds`, at least of three, after a warm-up."""
     stopwatch, times = Stopwatch(device), list[float]()
     action()
     begin = time.perf_counter()

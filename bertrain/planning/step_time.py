@@ -6,8 +6,7 @@ Assumptions:
   and the optimizer their bytes. Every kernel takes 5.1 us more (launch, filling and draining the GPU), a product half a
   wave of its tiles. The shares are measured on an H200 and taken for all GPUs; a measured step of the same GPU scales
   all of them by one factor.
-- bertrain's attention fills the GPU. A kernel that computes a whole head of a sequence on one processor does not where
-  sequences are few: the longest then takes as long as in any bin.
+- bertrain's attention fills the GPU.
 - Without CUDA graphs the host launches every kernel, ahead of the GPU: a rank takes the longer of its computation and
   of its launches. Their time is that of Transformers' Trainer where its step does not grow with the batch, for each
   kernel that bertrain has in such a step. It depends on the program: NVIDIA's takes less than half as long.
@@ -24,6 +23,7 @@ Assumptions:
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Literal
 
@@ -32,7 +32,7 @@ import numpy.typing as npt
 
 from bertrain.config.choices import EngineName
 from bertrain.config.model_size import attended_pairs, count_parameters
-from bertrain.config.settings import ModelSettings, Settings
+from bertrain.config.settings import Settings
 from bertrain.planning import costs
 from bertrain.planning.collectives import Group, all_reduce, finish_exchange, gather
 from bertrain.planning.devices import Gpu, Network
@@ -76,23 +76,6 @@ class Load:
 
 
 @dataclass(frozen=True)
-class AttentionKernel:
-    """Attention that is not bertrain's."""
-
-    rate: float
-    """Operations per second on the whole GPU."""
-    rows: float
-    """Of the longest sequence: one processor computes them alone, for one head."""
-    columns: float
-    """Keys with which it multiplies each of them, however short the sequence."""
-
-    def seconds(self, model: ModelSettings, bins: Floats, pairs: Floats, processors: int) -> Floats:
-        """Both passes of all layers. In a bin of few sequences, most processors wait for those of the longest."""
-        alone = bins * processors / model.num_heads * self.rows * self.columns
-        return 12 * model.num_layers * model.hidden_size * np.maximum(pairs, alone) / self.rate
-
-
-@dataclass(frozen=True)
 class Design:
     """How a program exchanges gradients and updates weights."""
 
@@ -114,8 +97,8 @@ class Design:
     """Factor on the time of all computation, against bertrain's kernels."""
     host_s: float = 0.0
     """Seconds of the host for each of bertrain's kernels, of HOST_S; 0: CUDA graphs replay them."""
-    attention: AttentionKernel | None = None
-    """None: bertrain's, which divides each sequence into tiles of 64 rows."""
+    attention: Callable[[Floats, Floats], Floats] | None = None
+    """Seconds of attention in each rank's bins and pairs, both passes of all layers; None: as bertrain's takes."""
 
     @staticmethod
     def of(settings: Settings, engine: EngineName | None = None) -> Design:
@@ -232,7 +215,7 @@ def compute_seconds(settings: Settings, load: Load, gpu: Gpu, design: Design) ->
     sizes = (load.tokens, pairs, load.predictions, load.sequences)
     found = np.outer(load.bins, empty) + sum(np.outer(size, unit) for size, unit in zip(sizes, units, strict=True))
     if design.attention is not None:
-        found[:, KINDS.index("attention")] = design.attention.seconds(model, load.bins, pairs, gpu.processors)
+        found[:, KINDS.index("attention")] = design.attention(load.bins, pairs)
     return np.asarray(gpu.slowdown * design.slowdown * found)
 
 

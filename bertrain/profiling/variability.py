@@ -73,26 +73,17 @@ def during(found: ProfileSet, column: str) -> Floats:
 
 
 def joules(found: ProfileSet) -> float | None:
-    """Energy from the start of the first step to the end of the last: by the counter, else power over time.
-
-    None if neither was sampled throughout.
-    """
+    """Energy from the start of the first step to the end of the last; None if it was not sampled throughout."""
     span = np.array([found.started[0], found.ended])
     times = found.telemetry.get("time", np.array([]))
     counter = found.telemetry.get("energy_j", np.array([]))
     known = np.isfinite(counter)
-    if covers(times[known], span):
-        # The counter restarts at 0 when a run is resumed elsewhere.
-        risen = np.maximum(np.diff(counter[known], prepend=counter[known][0]), 0.0)
-        first, last = np.interp(span, times[known], np.cumsum(risen))
-        return float(last - first)
-    power = found.telemetry.get("power_w", np.array([]))
-    known = np.isfinite(power)
     if not covers(times[known], span):
         return None
-    inside = times[known & (times > span[0]) & (times < span[1])]
-    moments = np.concatenate([span[:1], inside, span[1:]])
-    return float(np.trapezoid(np.interp(moments, times[known], power[known]), moments))
+    # The counter restarts at 0 when a run is resumed elsewhere.
+    risen = np.maximum(np.diff(counter[known], prepend=counter[known][0]), 0.0)
+    first, last = np.interp(span, times[known], np.cumsum(risen))
+    return float(last - first)
 
 
 def covers(times: Floats, span: Floats) -> bool:

@@ -5,8 +5,13 @@ environment.json   machine and versions: one entry for each start
 vocab.txt          the vocabulary, so that the weights can be used without the data; or tokenizer.json
 generator/         with data.generator: a copy of it
 metrics.jsonl      every step once, every evaluation, and the end
+telemetry.csv      with log.telemetry, the samples of the sensors; telemetry-N.csv: those of rank N
+telemetry.json     what is missing in it; telemetry-N.json
+logs/              what each rank prints
 tensorboard/
+trackers/          the id of this run in each tracker that gives ids
 checkpoints/step-…/
+.lock              held by the process that trains
 """
 
 from __future__ import annotations

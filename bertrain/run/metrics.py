@@ -29,7 +29,16 @@ from bertrain.optim.verdict import Verdict
 from bertrain.run.checkpoint import Progress
 from bertrain.run.loss_scale import MINIMUM
 from bertrain.run.progress import console_line, report_steps
-from bertrain.run.records import ClassScores, EndRecord, EvaluationRecord, Record, StepRecord, drop_after, to_dict
+from bertrain.run.records import (
+    ClassScores,
+    EndRecord,
+    EvaluationRecord,
+    Record,
+    StepRecord,
+    drop_after,
+    steps_in,
+    to_dict,
+)
 from bertrain.run.spikes import WINDOW, DivergenceWatch, SpikeWatch
 from bertrain.run.stragglers import RankTimes
 from bertrain.run.telemetry_reader import newest_samples
@@ -128,6 +137,8 @@ class Metrics:
             before = drop_after(folder / "metrics.jsonl", first_step, num_kept=WINDOW)
             self._not_finite = before[-1].not_finite if before else 0
             self._spikes = SpikeWatch(step.loss for step in before)
+            if before:
+                self._divergence = DivergenceWatch(step.loss for step in steps_in(folder / "metrics.jsonl"))
             self._file = open(folder / "metrics.jsonl", "a")  # noqa: SIM115 - closed in close()
 
     def add(self, step: PendingStep) -> None:

@@ -258,6 +258,13 @@ def read_records(path: str | Path) -> list[Record]:
     return parse_lines(path.read_bytes()) if path.is_file() else []
 
 
+def steps_in(path: Path) -> Iterator[StepRecord]:
+    """The steps of a metrics file, one by one: there may be millions."""
+    with open(path, "rb") as lines:
+        for line in lines:
+            yield from (record for record in parse_lines(line) if isinstance(record, StepRecord))
+
+
 def tails(path: str | Path, num_bytes: int = TAIL_BYTES, max_bytes: float = math.inf) -> Iterator[list[Record]]:
     """The records in the last `num_bytes` of a metrics file, then those in ever longer tails, up to `max_bytes`."""
     while num_bytes <= max_bytes:

@@ -35,7 +35,6 @@ class Sensors:
     gauges: list[Gauge] = field(default_factory=list)
     missing: dict[str, str] = field(default_factory=dict)
     device: dict[str, Any] = field(default_factory=dict)
-    joules_by: str = ""  # the source of the column energy_j; empty without one
 
     def try_out(self, *gauges: Gauge) -> None:
         for gauge in gauges:
@@ -106,8 +105,6 @@ def add_nvml(sensors: Sensors, uuid: str, nvml: Any) -> None:
             sensors.device[name] = ask()
         except Exception as error:
             sensors.missing[name] = describe(error)
-    older: Any = getattr(nvml, "nvmlDeviceGetCurrentClocksThrottleReasons", None)  # its name before driver 535
-    reasons = getattr(nvml, "nvmlDeviceGetCurrentClocksEventReasons", older)
     sensors.try_out(
         Gauge("sm_clock_mhz", lambda: nvml.nvmlDeviceGetClockInfo(handle, nvml.NVML_CLOCK_SM)),
         Gauge("memory_clock_mhz", lambda: nvml.nvmlDeviceGetClockInfo(handle, nvml.NVML_CLOCK_MEM)),
@@ -117,11 +114,18 @@ def add_nvml(sensors: Sensors, uuid: str, nvml: Any) -> None:
         Gauge("gpu_utilisation", lambda: nvml.nvmlDeviceGetUtilizationRates(handle).gpu / 100),
         Gauge("memory_utilisation", lambda: nvml.nvmlDeviceGetUtilizationRates(handle).memory / 100),
         Gauge("memory_used_bytes", lambda: nvml.nvmlDeviceGetMemoryInfo(handle).used),
-        Gauge("throttle_reasons", lambda: reasons(handle)),
+        Gauge("throttle_reasons", _throttle_reader(nvml, handle)),
         Gauge("energy_j", lambda: nvml.nvmlDeviceGetTotalEnergyConsumption(handle) / 1e3, COUNTER_EVERY_S),
     )
-    if "energy_j" in sensors.columns:
-        sensors.joules_by = "NVML's counter"
+
+
+def _throttle_reader(nvml: Any, handle: Any) -> Callable[[], float]:
+    """Reads the throttle reasons. A driver or a package before 535 knows them by another name only."""
+    try:
+        nvml.nvmlDeviceGetCurrentClocksEventReasons(handle)
+    except Exception:
+        return lambda: nvml.nvmlDeviceGetCurrentClocksThrottleReasons(handle)
+    return lambda: nvml.nvmlDeviceGetCurrentClocksEventReasons(handle)
 
 
 # NVML's bits for a throttled clock; idle (0x1) and a clock set by an application (0x2) do not count.
@@ -155,9 +159,7 @@ def _add_rapl(sensors: Sensors) -> None:
         sensors.missing["energy_j"] = f"this machine has no RAPL ({RAPL})"
         return
     sensors.try_out(Gauge("energy_j", Rapl(packages).read))  # since 2020 most kernels let only root read it
-    if "energy_j" in sensors.columns:
-        sensors.joules_by = "RAPL, all processor packages"
-    else:
+    if "energy_j" in sensors.missing:
         sensors.missing["energy_j"] = f"RAPL: {sensors.missing['energy_j']}"
 
 

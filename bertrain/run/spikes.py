@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 import statistics
 from collections import deque
@@ -33,10 +34,14 @@ class SpikeWatch:
 
 
 class DivergenceWatch:
-    """Notices losses that stay far above those of the first steps: finite, but nothing is learned any more."""
+    """Notices losses that stay far above those of the first steps: finite, but nothing is learned any more.
 
-    def __init__(self) -> None:
-        self._first: list[float] = []
+    It watches fine-tuning too, and a loss that rises too slowly for a spike.
+    """
+
+    def __init__(self, losses: Iterable[float] = ()) -> None:
+        """`losses` are those of the run's steps so far, from the first on."""
+        self._first = list(itertools.islice(itertools.filterfalse(math.isnan, losses), MIN_STEPS))
         self._in_a_row = 0
 
     def has_diverged(self, loss: float) -> bool:

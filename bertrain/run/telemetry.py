@@ -40,7 +40,7 @@ class TelemetryWriter:
         self._sensors, self._interval_s = sensors, interval_ms / 1e3
         self._failures = dict.fromkeys(sensors.columns, 0)
         self._read_at = dict.fromkeys(sensors.columns, float("-inf"))
-        self._meter = EnergyMeter()
+        self._counted: tuple[float, float] | None = None  # first and newest reading of the energy
         self._missing = dict(sensors.missing)
         self._clock_steps: list[dict[str, float]] = []
         self._samples, self._busy_s = 0, 0.0
@@ -54,7 +54,7 @@ class TelemetryWriter:
     @property
     def joules(self) -> float | None:
         """Energy since the first sample; None if it is not measured."""
-        return self._meter.joules
+        return None if self._counted is None else self._counted[1] - self._counted[0]
 
     def wait_until_begun(self) -> None:
         """Wait for the first sample, but not long."""
@@ -68,7 +68,7 @@ class TelemetryWriter:
         self._thread.join(STOP_TIMEOUT_S)
         if self._thread.is_alive():
             self._note("sampler", f"did not stop within {STOP_TIMEOUT_S:g} s; a driver may hang")
-        self._write_notes(is_over=True)
+        self._write_notes()
 
     # --- the thread -----------------------------------------------------------------------------------
 
@@ -106,8 +106,9 @@ class TelemetryWriter:
         """A row: two timestamps, then a value per column, None if it was not read."""
         stamp = clock.now()
         values = [self._read(gauge, moment, is_last=is_last) for gauge in self._sensors.gauges]
-        by_column = dict(zip(self._sensors.columns, values, strict=True))
-        self._meter.add(moment, by_column.get("energy_j"), by_column.get("power_w"))
+        counter = dict(zip(self._sensors.columns, values, strict=True)).get("energy_j")
+        if counter is not None:
+            self._counted = (self._counted or (counter,))[0], counter
         self._samples += 1
         return [stamp, moment, *values]
 
@@ -166,7 +167,7 @@ class TelemetryWriter:
         warn(f"telemetry: {what}: {why}; the run continues")
         self._write_notes()
 
-    def _write_notes(self, *, is_over: bool = False) -> None:
+    def _write_notes(self) -> None:
         """Write telemetry.json: one entry for each start, this one last."""
         seconds = time.monotonic() - self._began
         entry = {
@@ -181,33 +182,9 @@ class TelemetryWriter:
             "seconds": seconds,
             "share_of_a_core": self._busy_s / max(seconds, 1e-9),
             "joules": self.joules,
-            "joules_by": self._sensors.joules_by or ("power over time" if self.joules is not None else ""),
-            "is_over": is_over,
         }
         with suppress(OSError):  # a full disk has been reported already
             write_atomically(self._json, json.dumps([*self._earlier, entry], indent=1) + "\n")
-
-
-class EnergyMeter:
-    """Energy from a counter in joules, or else from power integrated over time."""
-
-    def __init__(self) -> None:
-        self._counted: tuple[float, float] | None = None  # first and newest reading
-        self._last_power: tuple[float, float] | None = None
-        self._integral: float | None = None
-
-    def add(self, moment: float, counter: float | None, watts: float | None) -> None:
-        if counter is not None:
-            self._counted = (self._counted or (counter,))[0], counter
-        if watts is not None:
-            if self._last_power is not None:
-                before, watts_before = self._last_power
-                self._integral = (self._integral or 0.0) + (moment - before) * (watts + watts_before) / 2
-            self._last_power = moment, watts
-
-    @property
-    def joules(self) -> float | None:
-        return self._integral if self._counted is None else self._counted[1] - self._counted[0]
 
 
 def _set_aside_other_columns(path: Path, header: str) -> None:

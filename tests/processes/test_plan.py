@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import shlex
 import shutil
 from pathlib import Path
 
@@ -34,6 +35,18 @@ def test_a_picture_of_many_counts_has_a_logarithmic_axis(tmp_path: Path) -> None
     counts = "1,2,4,8,16,32,64,128"
     command_line("plan", "bert-base", "--gpu", "h200", "--count", counts, "--batch-size", "4096", "--plot", picture)
     assert {"1", "10", "hours"} <= set(re.findall(r"<!-- (.*?) -->", picture.read_text()))
+
+
+def test_the_printed_options_make_the_tuned_plan() -> None:
+    """The recipe sets more of the batch than token budget and policy."""
+    command = ("plan", "mlperf-intel-8x4x64", "--gpu", "h200", "--count", "8", "--lengths", "mlperf")
+    tuned = command_line(*command, "--tune").out
+    options = re.search(r"8 GPUs: (--batch.*) is the fastest", tuned)
+    assert options is not None
+    assert options[1].endswith(" --batch.bin_sequences 0")
+    (of_json,) = json.loads(command_line(*command, "--tune", "--json").out)["tuned"]
+    (again,) = json.loads(command_line(*command, *shlex.split(options[1]), "--json").out)["plans"]
+    assert again == of_json
 
 
 def test_a_profile_calibrates_the_gpu() -> None:

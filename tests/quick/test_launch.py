@@ -52,35 +52,33 @@ def test_a_recipe_holds_words_of_any_script(tmp_path: Path) -> None:
     [
         ("local", {}, "ranks-per-node", "neither"),
         ("local", {"procs_per_node": 1, "gpus_per_node": 1}, "ranks-per-node", "both"),
-        ("local", {"procs_per_node": 1, "nodes": 2}, "too-many-nodes", "--nodes is 2"),
-        ("ssh", {"procs_per_node": 1}, "missing-hostfile", "--hostfile"),
+        ("ssh", {"procs_per_node": 1, "hostfile": ""}, "missing-hostfile", "--hostfile"),
         ("slurm", {"procs_per_node": 1, "time": "1m"}, "time-too-short", "--time 1m"),
         ("slurm", {"procs_per_node": 1, "gres": "gpu:2"}, "gpus-without-ranks", "--gpus-per-node"),
         ("slurm", {"procs_per_node": 1, "account": "a\nb"}, "control-character", "--account"),
         ("slurm", {"procs_per_node": 1, "account": 'a"b'}, "quotation-mark", '--account a"b'),
         ("mpi", {"procs_per_node": 1, "mpirun": " "}, "invalid-command", "--mpirun"),
         ("ssh", {"procs_per_node": 1, "hostfile": "hosts", "ssh": "ssh 'x"}, "invalid-command", "--ssh ssh 'x"),
-        ("mpi", {"procs_per_node": 1, "container": "image"}, "wrong-container-runtime", "--runtime apptainer"),
         ("slurm", {"procs_per_node": 1, "mounts": "/a:/a"}, "option-without-effect", "--container"),
         ("pbs", {"gpus_per_node": 4, "nodes": 3, "select": "2:ngpus=4"}, "conflicting-options", "2 chunks"),
         ("pbs", {"gpus_per_node": 4, "select": "abc"}, "invalid-value", "'abc'"),
         ("pbs", {"gpus_per_node": 4, "select": "2:ngpus=4+0:ncpus=8"}, "invalid-value", "'0:ncpus=8'"),
         ("pbs", {"gpus_per_node": 4, "select": "2:ngpus=8:ncpus=20"}, "conflicting-options", "ngpus=8"),
         ("pbs", {"procs_per_node": 4, "select": "2:ncpus=20:ngpus=1"}, "conflicting-options", "ngpus=1"),
-        ("slurm", {"gpus_per_node": 4, "nodes": 2, "nodelist": "ONE"}, "conflicting-options", "names 1 node"),
+        ("slurm", {"gpus_per_node": 4, "nodes": 1, "nodelist": "a,b"}, "conflicting-options", "names 2 nodes"),
         ("slurm", {"gpus_per_node": 4, "nodes": 1, "nodelist": "a,b[1-2]"}, "conflicting-options", "--nodes 3"),
         ("slurm", {"gpus_per_node": 4, "nodes": 1, "nodelist": "b[x-2]"}, "invalid-value", "b[x-2]"),
     ],
 )
 def test_wishes_that_cannot_be(launcher: Launcher, spec: dict[str, Any], code: str, named: str) -> None:
     with helpers.refused(code, named):
-        JobSpec(**spec).check(launcher)
+        place(launcher, JobSpec(**spec))
 
 
 def test_a_time_that_is_none() -> None:
     for time in ("soon", "9" * 5000 + ":00:00"):
         with helpers.refused("invalid-duration", "--time", time):
-            JobSpec(procs_per_node=1, time=time).check("slurm")
+            JobSpec(procs_per_node=1, time=time).check()
 
 
 @pytest.mark.parametrize(
@@ -130,6 +128,11 @@ def test_neither_a_link_nor_the_working_directory_brings_in_a_line(
     monkeypatch.chdir(odd)
     with helpers.refused("control-character", "working directory"):
         make_job(HERE, [task], folder=tmp_path / "job")
+
+
+def test_a_list_may_name_some_of_the_nodes() -> None:
+    """Slurm chooses the others."""
+    assert place("slurm", JobSpec(gpus_per_node=4, nodes=4, nodelist="a,b")).world == 16
 
 
 def test_hosts_in_the_notation_of_slurm_are_counted() -> None:

@@ -63,3 +63,10 @@ def test_divergence_is_found_after_steps_that_were_left_out() -> None:
     watch = DivergenceWatch()
     losses = [math.nan] * MIN_STEPS + [2.0] * MIN_STEPS + [50.0] * WINDOW
     assert [step for step, loss in enumerate(losses) if watch.has_diverged(loss)] == [len(losses) - 1]
+
+
+def test_divergence_is_judged_by_the_first_steps_of_a_resumed_run() -> None:
+    before = [math.nan] * 3 + [2.0] * MIN_STEPS + [1.0] * 100
+    resumed = DivergenceWatch(before)
+    assert not any(resumed.has_diverged(2.5) for _ in range(2 * WINDOW)), "below the limit, but above the last steps"
+    assert [resumed.has_diverged(3.0) for _ in range(WINDOW)].index(True) == WINDOW - 1

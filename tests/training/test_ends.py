@@ -13,6 +13,7 @@ import torch
 from bertrain.config.settings import Settings
 from bertrain.reports.report import report
 from bertrain.run import checkpoint
+from bertrain.run.spikes import MIN_STEPS, WINDOW
 from bertrain.training.evaluate import evaluate
 from bertrain.training.start import pretrain, resume
 from bertrain.weights.source import read_weights
@@ -197,6 +198,18 @@ def test_a_spike_is_flagged_and_said(tmp_path: Path, capsys: pytest.CaptureFixtu
     said = capsys.readouterr().err
     assert said.startswith("warning: loss spike at step 22: ")
     assert f"`bertrain resume {run} --from-step STEP --skip-steps 22`" in said
+
+
+def test_a_resumed_run_knows_the_loss_of_its_start(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Without it, it would compare its loss with that of the first steps after the resume."""
+    data, run = helpers.make_data(tmp_path), tmp_path / "run"
+    settings = small(train__max_steps=MIN_STEPS + WINDOW, train__max_samples=8 * MIN_STEPS, optimizer__learning_rate=0)
+    pretrain(settings, data, run)
+    lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    (run / "metrics.jsonl").write_text("".join(json.dumps(record | {"loss": 1.0}) + "\n" for record in lines))
+    capsys.readouterr()
+    resume(run, [("train.max_samples", "0")])
+    assert "far above its start for 64 steps" in capsys.readouterr().err
 
 
 def test_a_checkpoint_of_another_run_is_refused_by_its_settings(tmp_path: Path) -> None:

@@ -30,7 +30,6 @@ def test_a_runs_samples_join_with_its_steps(tmp_path: Path, capsys: pytest.Captu
     assert any(starts[0] <= moment <= steps[-1]["ended"] for moment in times)
     notes = notes_of(tmp_path / "run")
     assert notes["samples"] == len(times) > 2
-    assert notes["is_over"]
     assert notes["share_of_a_core"] < 0.02
     assert end["kind"] == "end"
     said = capsys.readouterr().out
