@@ -17,7 +17,7 @@ IDS = ("id", "idx", "index")  # columns that identify a row, unless the user nam
 
 
 class Text(NamedTuple):
-    id: str | None  # None if the file has no column of ids
+    id: str | None  # None if the row has none
     text: str
 
 
@@ -64,7 +64,7 @@ class TextFile:
         for one in self:
             num_texts += 1
             num_empty += not one.text.strip()
-            has_ids = one.id is not None
+            has_ids |= one.id is not None
         if not num_texts:
             raise UserError("no-texts", f"{self.path} has no text to embed")
         with reading(self.path):
