@@ -12,10 +12,10 @@ from bertrain.base.errors import UserError
 from bertrain.config import modernbert, roberta
 from bertrain.config.resolve import model_from_bert_config
 from bertrain.config.settings import ModelSettings
-from bertrain.data.text.vocabulary import BPE_WORDS, Vocabulary
+from bertrain.data.text.vocabulary import BPE_WORDS, TOKENIZER, TOKENIZER_CONFIG, Vocabulary
 
 CONFIGS = ("bert_config.json", "config.json")
-VOCABULARY, TOKENIZER, WORD_PIECES = "vocab.txt", "tokenizer_config.json", "tokenizer.json"
+VOCABULARY = "vocab.txt"
 FINETUNED_AS = (
     "model.head", "task.name", "task.text", "task.text_pair", "task.label", "task.target", "task.doc_stride",
     "task.text_split", "task.max_query_length", "task.max_answer_length", "task.n_best", "task.null_threshold",
@@ -119,10 +119,10 @@ def find_vocabulary(folder: Path, vocab: Path | None = None) -> Vocabulary | Non
     The tokenizer settings in `folder` must be BERT's; for the file `vocab`, only lowercasing is read.
     """
     path = vocab or folder / VOCABULARY
-    config = path.parent / TOKENIZER
+    config = path.parent / TOKENIZER_CONFIG
     rules = read_json(config) if config.is_file() else {}
     if vocab is None and not path.is_file():
-        found = next((folder / name for name in (WORD_PIECES, BPE_WORDS) if (folder / name).is_file()), None)
+        found = next((folder / name for name in (TOKENIZER, BPE_WORDS) if (folder / name).is_file()), None)
         if found is None:
             return None
         path = found

@@ -29,9 +29,9 @@ from bertrain.config import modernbert
 from bertrain.config.resolve import BERT_CONFIG_KEYS
 from bertrain.config.settings import ModelSettings
 from bertrain.data.text.tokenizer import build_pipeline, with_special_words
-from bertrain.data.text.vocabulary import ROLES, Vocabulary
+from bertrain.data.text.vocabulary import ROLES, TOKENIZER, TOKENIZER_CONFIG, Vocabulary
 from bertrain.weights import torch_files
-from bertrain.weights.companions import CONFIGS, OURS, TOKENIZER, VOCABULARY, find_labels, find_thresholds, read_json
+from bertrain.weights.companions import CONFIGS, OURS, VOCABULARY, find_labels, find_thresholds, read_json
 from bertrain.weights.names import (
     BUFFERS,
     TORCH_AND_COPIES,
@@ -324,11 +324,11 @@ def write_tokenizer(folder: Path, vocabulary: Vocabulary, settings: ModelSetting
         vocabulary = with_special_words(vocabulary)
     vocabulary.save(folder / VOCABULARY)
     if not vocabulary.tokenizer:
-        build_pipeline(vocabulary, for_models=True).save(str(folder / "tokenizer.json"))
+        build_pipeline(vocabulary, for_models=True).save(str(folder / TOKENIZER))
     # This class reads tokenizer.json; BertTokenizer would build its own, with another longest word.
     config: dict[str, Any] = {"tokenizer_class": "PreTrainedTokenizerFast", "do_lower_case": vocabulary.lower_case}
     has_segments = settings.family == "bert" and not settings.is_roberta
     config["model_input_names"] = ["input_ids", *["token_type_ids"] * has_segments, "attention_mask"]
     config["model_max_length"] = settings.max_positions
     config |= zip(ROLES, vocabulary.special, strict=True)
-    (folder / TOKENIZER).write_text(json.dumps(config, indent=2) + "\n")
+    (folder / TOKENIZER_CONFIG).write_text(json.dumps(config, indent=2) + "\n")

@@ -16,7 +16,8 @@ from typing import Any
 from bertrain.base import files
 from bertrain.base.errors import UserError
 from bertrain.config.choices import Pooling
-from bertrain.weights.companions import TOKENIZER, read_json
+from bertrain.data.text.vocabulary import TOKENIZER_CONFIG
+from bertrain.weights.companions import read_json
 
 MODULES, LENGTH, PROMPTS = "modules.json", "sentence_bert_config.json", "config_sentence_transformers.json"
 POOLING_FOLDER, NORMALIZE_FOLDER = "1_Pooling", "2_Normalize"
@@ -75,7 +76,7 @@ def _read_pooling(path: Path) -> Pooling:
 
 
 def _read_length(folder: Path) -> int:
-    for name, key in ((LENGTH, "max_seq_length"), (TOKENIZER, "model_max_length")):
+    for name, key in ((LENGTH, "max_seq_length"), (TOKENIZER_CONFIG, "model_max_length")):
         value = read_json(folder / name).get(key) if (folder / name).is_file() else None
         if isinstance(value, int) and 2 < value < 1 << 20:  # tokenizers without a limit name a huge number
             return value
