@@ -37,7 +37,6 @@ from bertrain.weights.names import (
     TORCH_AND_COPIES,
     TRANSFORMERS,
     find_parameter,
-    huggingface_names,
     normalize_names,
 )
 from bertrain.weights.roberta import as_roberta, pad_id
@@ -49,6 +48,7 @@ from bertrain.weights.tensors import (
     StoredTensor,
     Weights,
     combined_digest,
+    huggingface_names,
     pad_rows,
     store_in_memory,
 )
@@ -180,9 +180,7 @@ def to_huggingface(weights: Weights, *, pad_vocab_to: int = 1, pad_bias: float =
     """Our tensors under Hugging Face's names, with the vocabulary padded to a multiple of `pad_vocab_to`."""
     rows = -(-weights.settings.vocab_size // pad_vocab_to) * pad_vocab_to
     out = {}
-    settings = weights.settings
-    names = huggingface_names(settings.num_layers, head=settings.head, family=settings.family)
-    for theirs, place in names.items():
+    for theirs, place in huggingface_names(weights.settings).items():
         if place.parameter in weights.tensors:
             tensor = weights.tensors[place.parameter]
             if place.parameter in PADDED_BY_VOCABULARY:
