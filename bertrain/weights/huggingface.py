@@ -23,7 +23,7 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from bertrain.base.errors import UserError
-from bertrain.base.files import new_folder, refuse_occupied, save_tensors
+from bertrain.base.files import new_folder, read_json, refuse_occupied, save_tensors
 from bertrain.base.schema import JsonError, Name, check_value
 from bertrain.config import modernbert
 from bertrain.config.resolve import BERT_CONFIG_KEYS
@@ -31,7 +31,7 @@ from bertrain.config.settings import ModelSettings
 from bertrain.data.text.tokenizer import build_pipeline, with_special_words
 from bertrain.data.text.vocabulary import ROLES, TOKENIZER, TOKENIZER_CONFIG, Vocabulary
 from bertrain.weights import torch_files
-from bertrain.weights.companions import CONFIGS, OURS, VOCABULARY, find_labels, find_thresholds, read_json
+from bertrain.weights.companions import CONFIGS, OURS, VOCABULARY
 from bertrain.weights.names import (
     BUFFERS,
     TORCH_AND_COPIES,
@@ -84,7 +84,7 @@ def find_files(folder: Path) -> list[Path]:
         index = folder / (name + INDEX)
         if index.is_file():
             try:
-                weight_map = check_value(read_json(index), {"weight_map": dict[str, Name]})["weight_map"]
+                weight_map = check_value(read_json(index, {}), {"weight_map": dict[str, Name]})["weight_map"]
                 names = sorted(set(weight_map.values()))
             except JsonError as error:
                 raise UserError("bad-index", f"{index} is damaged: {error}; download the model again") from None
@@ -117,8 +117,6 @@ def open_files(files: list[Path]) -> OpenedWeights:
         fingerprint=lambda: combined_digest(files),
         tensors=assign_parameters(tensors.values()),
         global_step=steps[0],
-        labels=find_labels(folder),
-        thresholds=find_thresholds(folder),
     )
 
 

@@ -10,7 +10,9 @@ from torch import Tensor
 
 from bertrain.base.console import warn
 from bertrain.base.errors import UserError
+from bertrain.base.files import read_json
 from bertrain.base.formatting import counted
+from bertrain.config.roberta import num_reserved
 from bertrain.data.text.vocabulary import Vocabulary
 from bertrain.model.encoder import EncoderModel
 from bertrain.model.families import new_model
@@ -21,11 +23,12 @@ from bertrain.weights import huggingface, tensor_bundle
 from bertrain.weights.companions import (
     CONFIGS,
     FINETUNED_AS,
-    find_finetuned_as,
-    find_model_settings,
-    find_num_reserved,
     find_vocabulary,
+    finetuned_as_of,
     is_transformers_folder,
+    labels_of,
+    model_settings,
+    thresholds_of,
 )
 from bertrain.weights.hub import locate, suggest_hub
 from bertrain.weights.names import ParameterSlice, in_other_head
@@ -83,14 +86,23 @@ def open_source(
     if which != NEWEST:
         raise UserError("not-a-run", f"--checkpoint {which} is for runs, and {path} is not a run; leave it out")
     weights, folder = opened
-    settings = find_model_settings(folder, config)
-    reserved = find_num_reserved(folder, config)
+    config = config or next((folder / name for name in CONFIGS if (folder / name).is_file()), None)
+    described = _with_config(weights, config) if config else weights
+    return replace(described, vocabulary=find_vocabulary(folder, vocab))
+
+
+def _with_config(weights: OpenedWeights, path: Path) -> OpenedWeights:
+    """The weights as a config file describes them."""
+    fields = read_json(path, {})
+    settings = model_settings(fields, path)
+    reserved = num_reserved(fields, path) if settings.is_roberta else 0
     return replace(
         weights,
         tensors=tuple(drop_reserved(stored, reserved) for stored in weights.tensors),
         settings=settings,
-        vocabulary=find_vocabulary(folder, vocab),
-        finetuned_as=find_finetuned_as(folder, settings),
+        labels=labels_of(fields),
+        thresholds=thresholds_of(fields),
+        finetuned_as=finetuned_as_of(fields, settings),
     )
 
 
