@@ -99,23 +99,18 @@ def open_files(files: list[Path]) -> OpenedWeights:
     """Open weights in one file or in several: safetensors, a state_dict, or NVIDIA's with a state_dict in it."""
     folder = files[0].parent
     origin = files[0] if len(files) == 1 and files[0].name not in (MODEL, PICKLED) else folder
-    tensors: dict[str, StoredTensor] = {}
+    tensors: list[StoredTensor] = []
     kind: Kind = "huggingface"
     steps = []
     for path in files:
         kind, found, step = _open_file(path)
-        for stored in found:
-            if stored.name in tensors:
-                raise UserError(
-                    "repeated-tensor", f"{folder} has the tensor {stored.name} twice; download the model again"
-                )
-            tensors[stored.name] = stored
+        tensors += found
         steps.append(step)
     return OpenedWeights(
         kind=kind,
         origin=str(origin),
         fingerprint=lambda: combined_digest(files),
-        tensors=assign_parameters(tensors.values()),
+        tensors=assign_parameters(tensors),
         global_step=steps[0],
     )
 

@@ -196,7 +196,7 @@ def _join_thirds(placed: NamedTensors, origin: str) -> tuple[dict[str, Tensor], 
 
 def _refuse_difference(one: tuple[str, Tensor], other: tuple[str, Tensor], origin: str) -> None:
     if not torch.equal(one[1], other[1]):
-        raise UserError("untied-weights", f"{one[0]} and {other[0]} of {origin} differ; BERT ties them into one tensor")
+        raise UserError("untied-weights", f"{one[0]} and {other[0]} of {origin} differ, but are one tensor of BERT")
 
 
 def expected_shapes(source: OpenedWeights, settings: ModelSettings) -> dict[str, tuple[int, ...]]:
