@@ -10,7 +10,7 @@ from torch import Tensor
 
 from bertrain.base.console import warn
 from bertrain.base.errors import UserError
-from bertrain.base.files import read_json
+from bertrain.base.files import read_json, reading
 from bertrain.base.formatting import counted
 from bertrain.config.roberta import num_reserved
 from bertrain.data.text.vocabulary import Vocabulary
@@ -119,12 +119,10 @@ def is_checkpoint(path: Path) -> bool:
 
 def _open_foreign(path: Path) -> tuple[OpenedWeights, Path] | None:
     """Weights in another format, and the folder of their config; None for a folder that can only be a run."""
-    try:
+    with reading(path):  # a name that is too long, a folder without permission
         files = huggingface.find_files(path)
         prefix = tensor_bundle.find_prefix(path)
         exists = path.exists()
-    except OSError as error:  # a name that is too long, a folder without permission
-        raise UserError("unreadable-file", f"cannot open {path}: {error.strerror or error}") from None
     if files:
         return huggingface.open_files(files), files[0].parent
     if prefix is not None:
@@ -148,10 +146,8 @@ def _open_foreign(path: Path) -> tuple[OpenedWeights, Path] | None:
                 f"{path} has the {CONFIGS[1]} of a Hugging Face folder, but no weights; download them",
             )
         return None
-    if any(tensor_bundle.is_part(file) for file in path.iterdir()):
-        raise UserError(
-            "missing-parts", f"{path} has parts of a TensorFlow checkpoint, but no .index file; download it"
-        )
+    if parts := sorted(file for file in path.iterdir() if tensor_bundle.is_part(file)):
+        return _open_file(parts[0]), path
     raise UserError("missing-weights", f"there are no weights and no run in {path}{advise_runs(path)}")
 
 
