@@ -55,7 +55,7 @@ from bertrain.training.resolved_run import resolve_run
 from bertrain.training.state import rate_factor
 from bertrain.training.task_settings import resolve_task
 from bertrain.weights.huggingface import PROBLEM_TYPES
-from bertrain.weights.names import huggingface_names
+from bertrain.weights.tensors import huggingface_names
 
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 EVALUATION_BATCH, WORKERS = 128, 4
@@ -295,8 +295,8 @@ def their_model(work: Work) -> Any:
 def their_optimizer(model: Any, work: Work) -> torch.optim.Optimizer:
     """What the Trainer would make, with a rate for each layer; biases and LayerNorm do not decay with it either."""
     settings = work.settings
-    how, places = settings.optimizer, huggingface_names(model.config.num_hidden_layers, head=work.task.head)
-    sized = replace(settings, model=replace(settings.model, num_layers=model.config.num_hidden_layers))
+    shape = replace(settings.model, num_layers=model.config.num_hidden_layers, head=work.task.head)
+    how, places, sized = settings.optimizer, huggingface_names(shape), replace(settings, model=shape)
     groups: dict[tuple[float, float], list[torch.nn.Parameter]] = {}
     for name, parameter in model.named_parameters():
         factor = rate_factor(places[name].parameter, sized)

@@ -35,7 +35,7 @@ from bertrain.model.batch import IGNORED, Batch
 from bertrain.model.bert import Bert
 from bertrain.model.encoder import EncoderModel
 from bertrain.model.families import new_model
-from bertrain.weights.names import huggingface_names
+from bertrain.weights.tensors import huggingface_names
 
 SHARED = Path(__file__).parents[2] / "shared"
 """Larger data of other people, beside the checkout where there is any."""
@@ -298,9 +298,9 @@ def huggingface_twin(model: Bert) -> Any:
             layer_norm_eps=settings.layer_norm_eps,
         )
     )
-    ours = dict(model.named_parameters())
+    ours, names = dict(model.named_parameters()), huggingface_names(settings)
     with torch.no_grad():
         for name, parameter in twin.named_parameters():
-            our_name, third = huggingface_names(settings.num_layers)[name]
+            our_name, third = names[name]
             parameter.copy_(third_of(ours[our_name], third)[: parameter.shape[0]])
     return twin

@@ -205,13 +205,10 @@ def evaluate(
     if options.starts_ranks(nproc):
         options.start_ranks(nproc, settings=settings, data=[data] if data else [])
     if settings.task.name:
+        from bertrain.training.evaluate import refuse_max_examples
         from bertrain.training.predict import evaluate_task
 
-        if max_examples:
-            raise UserError(
-                "pretraining-only",
-                "--max-examples is for pre-trained runs; leave it out: a task uses all held-out examples",
-            )
+        refuse_max_examples(max_examples)
         with options.stdout_for_json(as_json):
             result = evaluate_task(
                 run, data, which=checkpoint, device=device, batch_size=batch_size, overrides=overrides

@@ -258,11 +258,10 @@ def hyperparameters(settings: Settings) -> list[tuple[str, Any]]:
 
 def tensor_names(settings: Settings) -> list[str]:
     """The tensors of the model by their TensorFlow names, as in every published log of BERT."""
-    from bertrain.weights.names import TENSORFLOW, unused_prefixes
+    from bertrain.weights.names import TENSORFLOW
+    from bertrain.weights.tensors import name_parameters
 
-    absent, layers = unused_prefixes(nsp=settings.model.nsp), range(settings.model.num_layers)
-    names = [name for name, place in TENSORFLOW.items() if not place.parameter.startswith(absent)]
-    return [name.format(layer) for name in names for layer in (layers if "{}" in name else (0,))]
+    return list(name_parameters(TENSORFLOW, settings.model))
 
 
 def probe_initial_weights(settings: Settings, init: str) -> float:

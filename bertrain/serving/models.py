@@ -35,7 +35,7 @@ from bertrain.training.fill_mask import MaskFiller, open_filler
 from bertrain.training.precision import set_precision
 from bertrain.training.predict import TaskModel, open_model
 from bertrain.weights.hub import locate
-from bertrain.weights.sentence_transformers import read_pipeline
+from bertrain.weights.sentence_transformers import find_pipeline
 from bertrain.weights.source import open_source
 
 MAX_GUESSES = 50_000  # for the masks of one request
@@ -220,7 +220,6 @@ def _open(
 ) -> Served:
     opened = open_source(source, which=which, hashes=False)
     head = opened.settings.head if opened.settings is not None else "pretrain"
-    path = locate(source)
     if head not in ("pretrain", "embed"):
         own = [("train.hang_timeout", FOREVER), ("task.on_error", "stop")]  # to skip a text would shift answers
         model = stack.enter_context(open_model(source, None, which, device, 0, [*overrides, *own], has_files=False))
@@ -228,7 +227,7 @@ def _open(
     if overrides:
         why = f"settings such as --{overrides[0][0]} are for fine-tuned models, which {source} is not"
         raise UserError("option-without-effect", f"{why}; serve it without them")
-    is_sentence_encoder = opened.kind != "run" and read_pipeline(path if path.is_dir() else path.parent) is not None
+    is_sentence_encoder = opened.kind != "run" and find_pipeline(locate(source)) is not None
     if head == "pretrain" and not is_sentence_encoder:
         try:
             opening = open_filler(source, which, device=device, hang_timeout=FOREVER)

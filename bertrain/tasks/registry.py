@@ -15,20 +15,19 @@ from bertrain.tasks import glue
 from bertrain.tasks.classify import ClassifyTask
 from bertrain.tasks.multilabel import MultilabelTask
 from bertrain.tasks.similarity import SimilarityTask
-from bertrain.tasks.squad.task import SquadTask
+from bertrain.tasks.squad.task import VERSIONS, SquadTask
 from bertrain.tasks.table_task import TableTask
 from bertrain.tasks.tag.task import TagTask
 from bertrain.tasks.task import Task
 from bertrain.tasks.xnli import XnliTask
 
-SQUAD = ("squad/v1.1", "squad/v2.0")
 ELSEWHERE = ("multiple-choice",)
 TAGGING = ("ner", "token-classification", "pos")  # other names of `tag`
 SEVERAL_LABELS = ("multilabel", "multi-label", "multi-label-classification")
 
 
 def task_names() -> list[str]:
-    return [*(f"glue/{name}" for name in glue.TASKS), *SQUAD, "xnli", "classify", "tag", "similarity"]
+    return [*(f"glue/{name}" for name in glue.TASKS), *VERSIONS, "xnli", "classify", "tag", "similarity"]
 
 
 def check_name(name: str) -> None:
@@ -76,7 +75,7 @@ def open_task(
         )
     if folder is None:
         assert saved is not None
-        if name in SQUAD:
+        if name in VERSIONS:
             return SquadTask(name, settings, vocabulary, {})
         if name == "tag":
             return TagTask(settings, None, vocabulary, saved)
@@ -85,7 +84,7 @@ def open_task(
         raise UserError("missing-data", f"--data {folder} does not exist; check the path")
     if saved is None:
         _refuse_others_settings(settings.task)
-    if name in SQUAD:
+    if name in VERSIONS:
         return SquadTask.open(settings, folder, vocabulary)
     if name == "tag":
         return TagTask(settings, folder, vocabulary, saved)

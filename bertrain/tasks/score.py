@@ -11,7 +11,7 @@ from bertrain.base.files import read_json
 from bertrain.base.schema import is_number
 from bertrain.tasks.squad.files import read_squad
 from bertrain.tasks.squad.scoring import score_squad
-from bertrain.tasks.squad.task import squad_version
+from bertrain.tasks.squad.task import VERSIONS
 
 
 def score(
@@ -27,10 +27,10 @@ def score(
     `null_odds` (squad/v2.0) is a file with a score of each question for having no answer; a prediction counts as empty
     where that exceeds `null_threshold`, by default 1 as in SQuAD's script.
     """
-    prefix = task.partition("/")[0]
-    if prefix != "squad":
-        raise UserError("unknown-task", f"cannot score {task!r}; only SQuAD has a scorer{nearest(prefix, ['squad'])}")
-    version = squad_version(task)
+    if task not in VERSIONS:
+        hint = f"{nearest(task, list(VERSIONS))}; only {' and '.join(VERSIONS)} have a scorer"
+        raise UserError("unknown-task", f"cannot score {task!r}{hint}")
+    version = VERSIONS[task]
     if (null_odds or null_threshold is not None) and version == "v1.1":
         option = "--null-odds" if null_odds else "--null-threshold"
         reason = "is for squad/v2.0, not v1.1, where every question has an answer"

@@ -11,13 +11,13 @@ from bertrain.base.errors import UserError
 from bertrain.base.files import file_digest, reading
 from bertrain.data.text.records import Problem
 from bertrain.tasks.table_task import find_column
-from bertrain.tasks.tables import FORMATS, TABLES, format_of, read_lines, read_table, suffix_of
+from bertrain.tasks.tables import read_lines, read_table, suffix_of
 
 IDS = ("id", "idx", "index")  # columns that identify a row, unless the user names another
 
 
 class Text(NamedTuple):
-    id: str | None  # None if the file has no column of ids
+    id: str | None  # None if the row has none
     text: str
 
 
@@ -39,11 +39,6 @@ class TextFile:
                     raise UserError("bad-text", str(line))
                 yield Text(None, line)
             return
-        if format_of(self.path) not in TABLES:
-            supported = ", .".join(suffix for suffix, kind in FORMATS.items() if kind in TABLES)
-            raise UserError(
-                "unknown-table-format", f"cannot read the texts of {self.path}; supported formats are .{supported}"
-            )
         for row in read_table(self.path, self._select):
             if isinstance(row, Problem):
                 raise UserError("bad-text", f"{row}; every row needs a text")
@@ -64,7 +59,7 @@ class TextFile:
         for one in self:
             num_texts += 1
             num_empty += not one.text.strip()
-            has_ids = one.id is not None
+            has_ids |= one.id is not None
         if not num_texts:
             raise UserError("no-texts", f"{self.path} has no text to embed")
         with reading(self.path):

@@ -225,6 +225,7 @@ def dry_run(
         settings = with_budget(settings, estimate_token_budget(settings, place) or settings.batch.token_budget)
         notes.append(f"batch.auto: bins of up to {settings.batch.token_budget:,} tokens, by the estimate alone")
     warn_of_emulation(settings.train, parallel.choose_device(settings.train.device)[0])
+    resolved.warn_of_rate()
     needed = place.needs(settings)
     loader = Loader(source, settings, world=world)
     step, part = loader.step(0, 0), training_examples(source, settings)

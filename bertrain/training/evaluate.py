@@ -56,6 +56,7 @@ def evaluate(
     if settings.task.name:
         from bertrain.training.predict import evaluate_task
 
+        refuse_max_examples(max_examples)
         return evaluate_task(run, data, which=which, device=device)
     settings = fit_to_machine(replace(settings, train=replace(settings.train, device=device)))
     if data is None:
@@ -123,6 +124,13 @@ def with_bert_masks(settings: Settings) -> Settings:
     return replace(settings, data=replace(data, max_predictions=data.usual_predictions()))
 
 
+def refuse_max_examples(max_examples: int) -> None:
+    """Refuse to evaluate a fine-tuned model on a part of its held-out examples."""
+    if max_examples:
+        advice = "leave it out: a task uses all held-out examples"
+        raise UserError("pretraining-only", f"--max-examples is for pre-trained runs; {advice}")
+
+
 class HeldOutEvaluator:
     """Evaluates on a rank's share of the held-out batches, which stay on the device if they fit."""
 
@@ -154,6 +162,8 @@ class HeldOutEvaluator:
             room -= moved.num_bytes
             if room >= 0:
                 kept.append(moved)
+            else:
+                kept.clear()
             yield moved
         if room >= 0:
             self._kept, self._is_whole = kept, True

@@ -137,6 +137,7 @@ def _build(
     if ranks.is_first:
         run.write_config(run.folder)
         announce(run, loader, ranks, progress, console, resolved.notes)
+        resolved.warn_of_rate()
     events.building(settings, state, loader)
     saver = Saver(
         run.checkpoints, settings.checkpoint.keep, keep_best=settings.checkpoint.keep_best, settings=settings.to_dict()

@@ -13,6 +13,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 
+from bertrain.base.console import warn
 from bertrain.base.errors import UserError
 from bertrain.base.files import absolute
 from bertrain.base.machine import is_first_rank
@@ -64,6 +65,17 @@ class ResolvedRun:
     """Of `data.generator`, for a new run to keep; None without it, and on other ranks than the first."""
     notes: tuple[str, ...] = ()
     """Lines to print at the start: what `auto` means, what was found in the files of a task."""
+
+    def warn_of_rate(self) -> None:
+        """Warn of a recipe's learning rate at which trained weights that go on pre-training forget."""
+        optimizer, given = self.settings.optimizer, self.settings.given
+        if self.weights is None or self.task is not None or given is None:
+            return
+        is_own = bool({"model.config", "optimizer.learning_rate"} & given)
+        is_adam = optimizer.name in ("adamw", "stableadamw", "muon")
+        if is_adam and optimizer.learning_rate > MOST_TO_CONTINUE and not is_own:
+            rate = f"the recipe's learning rate {optimizer.learning_rate:g} is for a new model"
+            warn(f"{rate}; trained weights want --lr 5e-5")
 
     def check_memory(self) -> None:
         check_memory(self.settings, self.data, self.world, is_begun=self.begun is not None)
@@ -235,9 +247,6 @@ def fit_to_weights(settings: Settings, begun: Run | None, weights: InitWeights |
             0, f"model.family {model.family} with its defaults, such as {settings.data.mask_probability:.0%} masked"
         )
     notes = [f"from the weights of --init: {', '.join(shape)}"] if shape else []
-    rate, is_adam = settings.optimizer.learning_rate, settings.optimizer.name in ("adamw", "stableadamw", "muon")
-    if weights and is_adam and rate > MOST_TO_CONTINUE and "optimizer.learning_rate" not in given:
-        notes.append(f"warning: the recipe's learning rate {rate:g} is for a new model; trained weights want --lr 5e-5")
     return replace(settings, model=replace(model, **taken)), notes
 
 

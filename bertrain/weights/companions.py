@@ -7,15 +7,15 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from bertrain.base import files
 from bertrain.base.errors import UserError
+from bertrain.base.files import read_json
 from bertrain.config import modernbert, roberta
 from bertrain.config.resolve import model_from_bert_config
 from bertrain.config.settings import ModelSettings
-from bertrain.data.text.vocabulary import BPE_WORDS, Vocabulary
+from bertrain.data.text.vocabulary import BPE_WORDS, TOKENIZER, TOKENIZER_CONFIG, Vocabulary
 
 CONFIGS = ("bert_config.json", "config.json")
-VOCABULARY, TOKENIZER, WORD_PIECES = "vocab.txt", "tokenizer_config.json", "tokenizer.json"
+VOCABULARY = "vocab.txt"
 FINETUNED_AS = (
     "model.head", "task.name", "task.text", "task.text_pair", "task.label", "task.target", "task.doc_stride",
     "task.text_split", "task.max_query_length", "task.max_answer_length", "task.n_best", "task.null_threshold",
@@ -25,12 +25,8 @@ FINETUNED_AS = (
 OURS = "bertrain"  # the field of config.json that holds them as text
 
 
-def find_model_settings(folder: Path, config: Path | None = None) -> ModelSettings | None:
-    """The model in the file `config`, or in the config file of `folder`; None without one."""
-    path = _config_of(folder, config)
-    if path is None:
-        return None
-    fields = read_json(path)
+def model_settings(fields: dict[str, Any], path: Path) -> ModelSettings:
+    """The model that the fields of the config file `path` describe."""
     if (kind := fields.get("model_type", "bert")) not in ("bert", roberta.MODEL_TYPE, modernbert.MODEL_TYPE):
         cure = "bertrain reads only BERT, RoBERTa and ModernBERT"
         raise UserError("not-bert", f"{path} has model_type {kind!r}; {cure}")
@@ -41,17 +37,6 @@ def find_model_settings(folder: Path, config: Path | None = None) -> ModelSettin
     if fields.get("is_decoder") or fields.get("add_cross_attention"):
         raise UserError("not-bert", f"{path} describes a decoder (is_decoder or add_cross_attention), not BERT")
     return replace(settings, **_head_settings(fields, path))
-
-
-def find_num_reserved(folder: Path, config: Path | None = None) -> int:
-    """The rows before the first position in the weights, of which RoBERTa has some."""
-    path = _config_of(folder, config)
-    fields = read_json(path) if path else {}
-    return roberta.num_reserved(fields, path) if path and fields.get("model_type") == roberta.MODEL_TYPE else 0
-
-
-def _config_of(folder: Path, config: Path | None) -> Path | None:
-    return config or next((folder / name for name in CONFIGS if (folder / name).is_file()), None)
 
 
 def _head_settings(fields: dict[str, Any], path: Path) -> dict[str, Any]:
@@ -79,30 +64,27 @@ def _head_settings(fields: dict[str, Any], path: Path) -> dict[str, Any]:
     return {"head": "classify", "num_labels": number}
 
 
-def find_labels(folder: Path) -> tuple[str, ...]:
+def labels_of(fields: dict[str, Any]) -> tuple[str, ...]:
     """The labels in a Hugging Face config by class index; empty if it has none."""
-    path = folder / CONFIGS[1]
-    names = read_json(path).get("id2label") if path.is_file() else None
+    names = fields.get("id2label")
     if not isinstance(names, dict) or sorted(names) != sorted(str(number) for number in range(len(names))):
         return ()
     return tuple(str(names[str(number)]) for number in range(len(names)))
 
 
-def find_thresholds(folder: Path) -> dict[str, float]:
+def thresholds_of(fields: dict[str, Any]) -> dict[str, float]:
     """The thresholds in a config that we wrote, by label; empty if it has none, or others than its labels have."""
-    path = folder / CONFIGS[1]
-    found = read_json(path).get("thresholds") if path.is_file() else None
-    if not isinstance(found, dict) or set(found) != set(find_labels(folder)):
+    found = fields.get("thresholds")
+    if not isinstance(found, dict) or set(found) != set(labels_of(fields)):
         return {}
     are_shares = all(isinstance(value, float) and 0 <= value <= 1 for value in found.values())
     return found if are_shares else {}
 
 
-def find_finetuned_as(folder: Path, settings: ModelSettings | None) -> dict[str, str]:
+def finetuned_as_of(fields: dict[str, Any], settings: ModelSettings) -> dict[str, str]:
     """The settings in a config that we wrote for this head; empty if it has none, or another head by now."""
-    path = folder / CONFIGS[1]
-    found = read_json(path).get(OURS) if path.is_file() else None
-    if settings is None or not isinstance(found, dict) or found.get("model.head") != settings.head:
+    found = fields.get(OURS)
+    if not isinstance(found, dict) or found.get("model.head") != settings.head:
         return {}
     return {key: value for key, value in found.items() if key in FINETUNED_AS and isinstance(value, str)}
 
@@ -110,7 +92,7 @@ def find_finetuned_as(folder: Path, settings: ModelSettings | None) -> dict[str,
 def is_transformers_folder(folder: Path) -> bool:
     """Whether a folder has the config.json of Transformers, not that of a run."""
     path = folder / CONFIGS[1]
-    return path.is_file() and "model_type" in read_json(path)
+    return path.is_file() and "model_type" in read_json(path, {})
 
 
 def find_vocabulary(folder: Path, vocab: Path | None = None) -> Vocabulary | None:
@@ -119,10 +101,10 @@ def find_vocabulary(folder: Path, vocab: Path | None = None) -> Vocabulary | Non
     The tokenizer settings in `folder` must be BERT's; for the file `vocab`, only lowercasing is read.
     """
     path = vocab or folder / VOCABULARY
-    config = path.parent / TOKENIZER
-    rules = read_json(config) if config.is_file() else {}
+    config = path.parent / TOKENIZER_CONFIG
+    rules = read_json(config, {}) if config.is_file() else {}
     if vocab is None and not path.is_file():
-        found = next((folder / name for name in (WORD_PIECES, BPE_WORDS) if (folder / name).is_file()), None)
+        found = next((folder / name for name in (TOKENIZER, BPE_WORDS) if (folder / name).is_file()), None)
         if found is None:
             return None
         path = found
@@ -141,8 +123,3 @@ def find_vocabulary(folder: Path, vocab: Path | None = None) -> Vocabulary | Non
         cure = "`bertrain weights import --vocab FILE` uses that vocabulary with BERT's tokenizer"
         raise UserError("other-tokenizer", f"{config}: {' and '.join(wrong)}, unlike BERT; {cure}")
     return replace(vocabulary, lower_case=lower_case)
-
-
-def read_json(path: Path) -> dict[str, Any]:
-    content: dict[str, Any] = files.read_json(path, {})
-    return content

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import cast
 
 from bertrain.base.console import remark, warn
 from bertrain.base.errors import UserError
@@ -17,7 +18,8 @@ from bertrain.weights.sentence_transformers import SentencePipeline, find_pipeli
 from bertrain.weights.source import NEWEST, open_source, read_weights, refuse_incomplete, run_of, vocabulary_of
 from bertrain.weights.tensors import WRITTEN_PADDINGS, Kind, Weights, list_names, load_tensors
 
-FORMATS = ("huggingface", "nvidia", "onnx")
+PRECISIONS = {"huggingface": ("fp32", "fp16"), "nvidia": ("fp32",), "onnx": onnx.PRECISIONS}
+"""By the format to write."""
 
 
 @dataclass(frozen=True)
@@ -86,15 +88,15 @@ def export(
 
     Example: bertrain.export("runs/tiny", "exported")
     """
-    if to not in FORMATS:
-        raise UserError("unknown-format", f"--to is {to!r}; use {' or '.join(FORMATS)}")
+    if to not in PRECISIONS:
+        raise UserError("unknown-format", f"--to is {to!r}; use {' or '.join(PRECISIONS)}")
+    if (precision := precision or "fp32") not in PRECISIONS[to]:
+        supported = " or ".join(PRECISIONS[to])
+        raise UserError("unknown-precision", f"--precision is {precision!r}; --to {to} writes {supported}")
     if to == "onnx":
         if pad_vocab_to is not None:
             raise UserError("conflicting-options", "--to onnx does not pad the vocabulary; leave --pad-vocab-to out")
-        return _export_onnx(source, Path(out), which, precision or "fp32")
-    supported = ("fp32", "fp16") if to == "huggingface" else ("fp32",)
-    if precision not in (None, *supported):
-        raise UserError("unknown-precision", f"--precision is {precision!r}; --to {to} writes {' or '.join(supported)}")
+        return _export_onnx(source, Path(out), which, cast(onnx.Precision, precision))
     padding = pad_vocab_to if pad_vocab_to is not None else 8 if to == "nvidia" else 1
     _check_padding(padding)
     weights = read_weights(source, which)
@@ -122,17 +124,14 @@ def export(
     return Path(out)
 
 
-def _export_onnx(source: str | Path, out: Path, which: str, precision: str) -> Path:
-    chosen = next((known for known in onnx.PRECISIONS if known == precision), None)
-    if chosen is None:
-        raise UserError("unknown-precision", f"--precision is {precision!r}; use {', '.join(onnx.PRECISIONS)}")
+def _export_onnx(source: str | Path, out: Path, which: str, precision: onnx.Precision) -> Path:
     weights = _read_with_pipeline(source, which)
     if weights.settings.head == "pretrain":
         _refuse_incomplete_encoder(weights)  # an encoder without heads is exported as such
     else:
         refuse_incomplete(weights)
     vocabulary_of(weights, source)
-    agreement = onnx.write_folder(out, weights, chosen)
+    agreement = onnx.write_folder(out, weights, precision)
     remark(f"checked in onnxruntime: {agreement.describe()}")
     if weights.settings.head == "embed":
         scaled = "scaled to length 1" if weights.normalizes else "not scaled"

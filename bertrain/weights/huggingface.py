@@ -23,21 +23,20 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from bertrain.base.errors import UserError
-from bertrain.base.files import new_folder, refuse_occupied, save_tensors
+from bertrain.base.files import new_folder, read_json, refuse_occupied, save_tensors
 from bertrain.base.schema import JsonError, Name, check_value
 from bertrain.config import modernbert
 from bertrain.config.resolve import BERT_CONFIG_KEYS
 from bertrain.config.settings import ModelSettings
 from bertrain.data.text.tokenizer import build_pipeline, with_special_words
-from bertrain.data.text.vocabulary import ROLES, Vocabulary
+from bertrain.data.text.vocabulary import ROLES, TOKENIZER, TOKENIZER_CONFIG, Vocabulary
 from bertrain.weights import torch_files
-from bertrain.weights.companions import CONFIGS, OURS, TOKENIZER, VOCABULARY, find_labels, find_thresholds, read_json
+from bertrain.weights.companions import CONFIGS, OURS, VOCABULARY
 from bertrain.weights.names import (
     BUFFERS,
     TORCH_AND_COPIES,
     TRANSFORMERS,
     find_parameter,
-    huggingface_names,
     normalize_names,
 )
 from bertrain.weights.roberta import as_roberta, pad_id
@@ -49,6 +48,7 @@ from bertrain.weights.tensors import (
     StoredTensor,
     Weights,
     combined_digest,
+    huggingface_names,
     pad_rows,
     store_in_memory,
 )
@@ -84,7 +84,7 @@ def find_files(folder: Path) -> list[Path]:
         index = folder / (name + INDEX)
         if index.is_file():
             try:
-                weight_map = check_value(read_json(index), {"weight_map": dict[str, Name]})["weight_map"]
+                weight_map = check_value(read_json(index, {}), {"weight_map": dict[str, Name]})["weight_map"]
                 names = sorted(set(weight_map.values()))
             except JsonError as error:
                 raise UserError("bad-index", f"{index} is damaged: {error}; download the model again") from None
@@ -99,26 +99,19 @@ def open_files(files: list[Path]) -> OpenedWeights:
     """Open weights in one file or in several: safetensors, a state_dict, or NVIDIA's with a state_dict in it."""
     folder = files[0].parent
     origin = files[0] if len(files) == 1 and files[0].name not in (MODEL, PICKLED) else folder
-    tensors: dict[str, StoredTensor] = {}
+    tensors: list[StoredTensor] = []
     kind: Kind = "huggingface"
     steps = []
     for path in files:
         kind, found, step = _open_file(path)
-        for stored in found:
-            if stored.name in tensors:
-                raise UserError(
-                    "repeated-tensor", f"{folder} has the tensor {stored.name} twice; download the model again"
-                )
-            tensors[stored.name] = stored
+        tensors += found
         steps.append(step)
     return OpenedWeights(
         kind=kind,
         origin=str(origin),
         fingerprint=lambda: combined_digest(files),
-        tensors=assign_parameters(tensors.values()),
+        tensors=assign_parameters(tensors),
         global_step=steps[0],
-        labels=find_labels(folder),
-        thresholds=find_thresholds(folder),
     )
 
 
@@ -180,9 +173,7 @@ def to_huggingface(weights: Weights, *, pad_vocab_to: int = 1, pad_bias: float =
     """Our tensors under Hugging Face's names, with the vocabulary padded to a multiple of `pad_vocab_to`."""
     rows = -(-weights.settings.vocab_size // pad_vocab_to) * pad_vocab_to
     out = {}
-    settings = weights.settings
-    names = huggingface_names(settings.num_layers, head=settings.head, family=settings.family)
-    for theirs, place in names.items():
+    for theirs, place in huggingface_names(weights.settings).items():
         if place.parameter in weights.tensors:
             tensor = weights.tensors[place.parameter]
             if place.parameter in PADDED_BY_VOCABULARY:
@@ -324,11 +315,11 @@ def write_tokenizer(folder: Path, vocabulary: Vocabulary, settings: ModelSetting
         vocabulary = with_special_words(vocabulary)
     vocabulary.save(folder / VOCABULARY)
     if not vocabulary.tokenizer:
-        build_pipeline(vocabulary, for_models=True).save(str(folder / "tokenizer.json"))
+        build_pipeline(vocabulary, for_models=True).save(str(folder / TOKENIZER))
     # This class reads tokenizer.json; BertTokenizer would build its own, with another longest word.
     config: dict[str, Any] = {"tokenizer_class": "PreTrainedTokenizerFast", "do_lower_case": vocabulary.lower_case}
     has_segments = settings.family == "bert" and not settings.is_roberta
     config["model_input_names"] = ["input_ids", *["token_type_ids"] * has_segments, "attention_mask"]
     config["model_max_length"] = settings.max_positions
     config |= zip(ROLES, vocabulary.special, strict=True)
-    (folder / TOKENIZER).write_text(json.dumps(config, indent=2) + "\n")
+    (folder / TOKENIZER_CONFIG).write_text(json.dumps(config, indent=2) + "\n")

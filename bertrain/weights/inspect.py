@@ -38,7 +38,7 @@ class Shown:
     origin: str
     global_step: int | None
     config: dict[str, object] | None
-    head: str | None  # pretrain, classify, multilabel, regress or span; None without a config
+    head: str | None  # a value of `model.head`; None without a config
     labels: tuple[str, ...]  # class names of a fine-tuned head
     words: int | None  # size of its vocabulary
     parameters: int  # number of parameters; a tensor stored twice counts once, optimizer state not at all

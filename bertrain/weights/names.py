@@ -76,10 +76,9 @@ MODERN = (
     ("answer.classify.bias", "classifier.bias"),
 )
 MODERN_HEADS = ("head.", "decoder.", "classifier.")
-POOLER, TASK_POOLER = "next_sentence.pool.", "answer.pool."
-"""The pooler, elsewhere part of the encoder, is here the first layer of the head that reads it."""
+# The pooler, elsewhere part of the encoder, is here the first layer of the head that reads it.
 SHARED_BY_HEADS = {
-    "bert": ((POOLER, TASK_POOLER),),
+    "bert": (("next_sentence.pool.", "answer.pool."),),
     "modern": (("masked_words.transform.", "answer.transform."), ("masked_words.norm.", "answer.norm.")),
 }
 """By family, the prefixes of what a head of pre-training and one for fine-tuning have in common."""
@@ -182,32 +181,3 @@ def in_other_head(name: str, family: str) -> str:
             if name.startswith(one):
                 return other + name.removeprefix(one)
     return name
-
-
-def unused_prefixes(*, nsp: bool = True, head: str = "pretrain", family: str = "bert") -> tuple[str, ...]:
-    """The prefixes of parameters that a model with this head does not have."""
-    if family == "modern":
-        return {"pretrain": ("answer.",), "embed": ("masked_words.", "answer.")}.get(head, ("masked_words.",))
-    match head:
-        case "pretrain":
-            return ("answer.",) if nsp else ("answer.", "next_sentence.")
-        case "span":
-            return ("masked_words.", "next_sentence.", "answer.classify.", TASK_POOLER)
-        case "tag":
-            return ("masked_words.", "next_sentence.", "answer.score.", TASK_POOLER)
-        case "embed":
-            return ("masked_words.", "next_sentence.", "answer.")
-        case _:
-            return ("masked_words.", "next_sentence.", "answer.score.")
-
-
-def huggingface_names(num_layers: int, *, head: str = "pretrain", family: str = "bert") -> dict[str, ParameterSlice]:
-    """The parameter of each tensor of Hugging Face's class for a family and head; of BERT, BertForPreTraining."""
-    names = {}
-    for theirs, found in TRANSFORMERS[family].items():
-        place = adapt_to_head(found, head, family)
-        if not place.parameter.startswith(unused_prefixes(head=head, family=family)):
-            first = 1 if theirs.endswith("layers.{}.attn_norm.weight") else 0  # ModernBERT's first layer has none
-            for layer in range(first, num_layers) if "{}" in theirs else (0,):
-                names[theirs.format(layer)] = place._replace(parameter=place.parameter.format(layer))
-    return names

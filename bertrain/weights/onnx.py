@@ -12,6 +12,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Mapping
 from pathlib import Path
+from types import ModuleType
 from typing import Any, Literal, get_args
 
 from torch import Tensor
@@ -56,8 +57,26 @@ def build_graph(
 ) -> Any:
     """The ModelProto of an encoder with its head, from tensors under Hugging Face's names."""
     graph, family = Graph(tensors, settings, float_type, normalizes=normalizes), FAMILIES[settings.family]
-    family.HEADS[settings.head](graph, family.encode(graph))
+    hidden = family.encode(graph)
+    if settings.head == "pretrain":
+        family.add_pretraining_heads(graph, hidden)
+    elif settings.head == "embed":
+        graph.embed(hidden)
+    else:
+        _add_finetuned_head(graph, family, hidden)
     return graph.model(__version__)
+
+
+def _add_finetuned_head(graph: Graph, family: ModuleType, hidden: str) -> None:
+    """The outputs' names and shapes are all that the check needs to know."""
+    if graph.settings.head == "span":
+        scope = "qa_outputs" if "qa_outputs.bias" in graph.tensors else "classifier"
+        graph.split_ends(graph.dense(family.each_token(graph, hidden), scope), scope)
+        return
+    of_words = graph.settings.head == "tag"
+    read = (family.each_token if of_words else family.whole_text)(graph, hidden)
+    shape = ("batch", "sequence") if of_words else ("batch",)
+    graph.output("logits", graph.dense(read, "classifier"), *shape, len(graph.tensors["classifier.bias"]))
 
 
 def save(model: Any, path: Path, *, is_quantized: bool = False) -> None:

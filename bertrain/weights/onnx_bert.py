@@ -5,8 +5,6 @@ Query, key and value stay three products: onnxruntime's optimizer recognizes and
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import numpy as np
 
 from bertrain.weights.onnx_graph import Graph
@@ -53,14 +51,20 @@ def _attend(graph: Graph, x: str, bias: str, scope: str) -> str:
     return graph.attend(query, split_heads("key", (0, 2, 3, 1)), value, bias, scope)
 
 
-def _pool(graph: Graph, hidden: str) -> str:
+def each_token(graph: Graph, hidden: str) -> str:
+    """What a head for tokens reads."""
+    return hidden
+
+
+def whole_text(graph: Graph, hidden: str) -> str:
+    """What a head for texts reads: the pooler's output."""
     scope = "bert.pooler"
     index = graph.constant("first", np.array(0, dtype=np.int64))  # a number, so that Gather drops the axis
     first = graph.add("Gather", hidden, index, scope=scope, axis=1)
     return graph.add("Tanh", graph.dense(first, f"{scope}.dense"), scope=scope)
 
 
-def _add_pretraining_heads(graph: Graph, hidden: str) -> None:
+def add_pretraining_heads(graph: Graph, hidden: str) -> None:
     """The heads that the weights have; without the one for masked words, the outputs of Transformers' BertModel."""
     scope = "cls.predictions"
     has_pooler = "bert.pooler.dense.weight" in graph.tensors
@@ -68,37 +72,11 @@ def _add_pretraining_heads(graph: Graph, hidden: str) -> None:
         width = graph.settings.hidden_size
         graph.output("last_hidden_state", hidden, "batch", "sequence", width)
         if has_pooler:
-            graph.output("pooler_output", _pool(graph, hidden), "batch", width)
+            graph.output("pooler_output", whole_text(graph, hidden), "batch", width)
         return
     transformed = graph.gelu(graph.dense(hidden, f"{scope}.transform.dense"), f"{scope}.transform")
     transformed = graph.norm(transformed, f"{scope}.transform.LayerNorm")
     graph.decode(transformed, "bert.embeddings.word_embeddings.weight", f"{scope}.bias")
     if has_pooler and "cls.seq_relationship.weight" in graph.tensors:
-        follows = graph.dense(_pool(graph, hidden), "cls.seq_relationship")
+        follows = graph.dense(whole_text(graph, hidden), "cls.seq_relationship")
         graph.output("seq_relationship_logits", follows, "batch", 2)
-
-
-def _add_sequence_classifier(graph: Graph, hidden: str) -> None:
-    width = len(graph.tensors["classifier.bias"])
-    graph.output("logits", graph.dense(_pool(graph, hidden), "classifier"), "batch", width)
-
-
-def _add_tag_head(graph: Graph, hidden: str) -> None:
-    width = len(graph.tensors["classifier.bias"])
-    graph.output("logits", graph.dense(hidden, "classifier"), "batch", "sequence", width)
-
-
-def _add_span_head(graph: Graph, hidden: str) -> None:
-    graph.split_ends(graph.dense(hidden, "qa_outputs"), "qa_outputs")
-
-
-HEADS: dict[str, Callable[[Graph, str], None]] = {
-    "pretrain": _add_pretraining_heads,
-    "classify": _add_sequence_classifier,
-    "multilabel": _add_sequence_classifier,
-    "regress": _add_sequence_classifier,
-    "span": _add_span_head,
-    "tag": _add_tag_head,
-    "embed": Graph.embed,
-}
-"""What adds each `model.head` to the encoder. The outputs' names and shapes are all that the check needs to know."""

@@ -6,7 +6,6 @@ every precision: 16 bits cannot tell apart the positions of a long text.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import NamedTuple
 
 import numpy as np
@@ -91,40 +90,19 @@ def _attend(graph: Graph, x: str, reach: Reach, scope: str) -> str:
     return graph.attend(query, key, value, reach.bias, scope)
 
 
-def _transform(graph: Graph, x: str) -> str:
+def each_token(graph: Graph, x: str) -> str:
+    """What a head for tokens reads: the transform of each."""
     return graph.norm(graph.gelu(graph.dense(x, "head.dense"), "head"), "head.norm")
 
 
-def _add_masked_word_head(graph: Graph, hidden: str) -> None:
+def whole_text(graph: Graph, hidden: str) -> str:
+    """What a head for texts reads."""
+    return each_token(graph, graph.cast(graph.pool(hidden), "pooling"))
+
+
+def add_pretraining_heads(graph: Graph, hidden: str) -> None:
     """The head of masked words; without it in the weights, the output of Transformers' ModernBertModel."""
     if "decoder.bias" in graph.tensors:
-        graph.decode(_transform(graph, hidden), WORDS, "decoder.bias")
+        graph.decode(each_token(graph, hidden), WORDS, "decoder.bias")
     else:
         graph.output("last_hidden_state", hidden, "batch", "sequence", graph.settings.hidden_size)
-
-
-def _add_sequence_classifier(graph: Graph, hidden: str) -> None:
-    width = len(graph.tensors["classifier.bias"])
-    pooled = graph.cast(graph.pool(hidden), "pooling")
-    graph.output("logits", graph.dense(_transform(graph, pooled), "classifier"), "batch", width)
-
-
-def _add_tag_head(graph: Graph, hidden: str) -> None:
-    width = len(graph.tensors["classifier.bias"])
-    graph.output("logits", graph.dense(_transform(graph, hidden), "classifier"), "batch", "sequence", width)
-
-
-def _add_span_head(graph: Graph, hidden: str) -> None:
-    graph.split_ends(graph.dense(_transform(graph, hidden), "classifier"), "classifier")
-
-
-HEADS: dict[str, Callable[[Graph, str], None]] = {
-    "pretrain": _add_masked_word_head,
-    "classify": _add_sequence_classifier,
-    "multilabel": _add_sequence_classifier,
-    "regress": _add_sequence_classifier,
-    "span": _add_span_head,
-    "tag": _add_tag_head,
-    "embed": Graph.embed,
-}
-"""As in onnx_bert.py."""

@@ -13,10 +13,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from bertrain.base import files
 from bertrain.base.errors import UserError
+from bertrain.base.files import read_json
 from bertrain.config.choices import Pooling
-from bertrain.weights.companions import TOKENIZER, read_json
+from bertrain.data.text.vocabulary import TOKENIZER_CONFIG
 
 MODULES, LENGTH, PROMPTS = "modules.json", "sentence_bert_config.json", "config_sentence_transformers.json"
 POOLING_FOLDER, NORMALIZE_FOLDER = "1_Pooling", "2_Normalize"
@@ -46,12 +46,12 @@ def read_pipeline(folder: Path) -> SentencePipeline | None:
     """The pipeline of a folder; None if it has no modules.json. Refuses modules that bertrain does not compute."""
     if not (folder / MODULES).is_file():
         return None
-    modules = files.read_json(folder / MODULES, [{"type": str, "path": Path}])
+    modules = read_json(folder / MODULES, [{"type": str, "path": Path}])
     kinds = [module["type"].rpartition(".")[2] for module in modules]
     if kinds not in (["Transformer", "Pooling"], ["Transformer", "Pooling", "Normalize"]) or modules[0]["path"].name:
         expected = "Transformer (in the folder itself), Pooling, and Normalize or not"
         raise _refusal(folder / MODULES, f"has the modules {', '.join(kinds)}; bertrain computes {expected}")
-    prompts = read_json(folder / PROMPTS) if (folder / PROMPTS).is_file() else {}
+    prompts = read_json(folder / PROMPTS, {}) if (folder / PROMPTS).is_file() else {}
     if name := prompts.get("default_prompt_name"):
         raise _refusal(folder / PROMPTS, f"puts the prompt {name!r} before each text; do that in the texts instead")
     return SentencePipeline(
@@ -62,7 +62,7 @@ def read_pipeline(folder: Path) -> SentencePipeline | None:
 
 
 def _read_pooling(path: Path) -> Pooling:
-    fields = read_json(path)
+    fields = read_json(path, {})
     modes = [fields["pooling_mode"]] if "pooling_mode" in fields else []
     if not modes:
         set_modes = [name for name, value in fields.items() if name.startswith("pooling_mode_") and value]
@@ -75,8 +75,8 @@ def _read_pooling(path: Path) -> Pooling:
 
 
 def _read_length(folder: Path) -> int:
-    for name, key in ((LENGTH, "max_seq_length"), (TOKENIZER, "model_max_length")):
-        value = read_json(folder / name).get(key) if (folder / name).is_file() else None
+    for name, key in ((LENGTH, "max_seq_length"), (TOKENIZER_CONFIG, "model_max_length")):
+        value = read_json(folder / name, {}).get(key) if (folder / name).is_file() else None
         if isinstance(value, int) and 2 < value < 1 << 20:  # tokenizers without a limit name a huge number
             return value
     return 0

@@ -10,8 +10,9 @@ from torch import Tensor
 
 from bertrain.base.console import warn
 from bertrain.base.errors import UserError
-from bertrain.base.files import reading
+from bertrain.base.files import read_json, reading
 from bertrain.base.formatting import counted
+from bertrain.config.roberta import num_reserved
 from bertrain.data.text.vocabulary import Vocabulary
 from bertrain.model.encoder import EncoderModel
 from bertrain.model.families import new_model
@@ -22,11 +23,12 @@ from bertrain.weights import huggingface, tensor_bundle
 from bertrain.weights.companions import (
     CONFIGS,
     FINETUNED_AS,
-    find_finetuned_as,
-    find_model_settings,
-    find_num_reserved,
     find_vocabulary,
+    finetuned_as_of,
     is_transformers_folder,
+    labels_of,
+    model_settings,
+    thresholds_of,
 )
 from bertrain.weights.hub import locate, suggest_hub
 from bertrain.weights.names import ParameterSlice, in_other_head
@@ -84,14 +86,23 @@ def open_source(
     if which != NEWEST:
         raise UserError("not-a-run", f"--checkpoint {which} is for runs, and {path} is not a run; leave it out")
     weights, folder = opened
-    settings = find_model_settings(folder, config)
-    reserved = find_num_reserved(folder, config)
+    config = config or next((folder / name for name in CONFIGS if (folder / name).is_file()), None)
+    described = _with_config(weights, config) if config else weights
+    return replace(described, vocabulary=find_vocabulary(folder, vocab))
+
+
+def _with_config(weights: OpenedWeights, path: Path) -> OpenedWeights:
+    """The weights as a config file describes them."""
+    fields = read_json(path, {})
+    settings = model_settings(fields, path)
+    reserved = num_reserved(fields, path) if settings.is_roberta else 0
     return replace(
         weights,
         tensors=tuple(drop_reserved(stored, reserved) for stored in weights.tensors),
         settings=settings,
-        vocabulary=find_vocabulary(folder, vocab),
-        finetuned_as=find_finetuned_as(folder, settings),
+        labels=labels_of(fields),
+        thresholds=thresholds_of(fields),
+        finetuned_as=finetuned_as_of(fields, settings),
     )
 
 
@@ -108,7 +119,7 @@ def is_checkpoint(path: Path) -> bool:
 
 def _open_foreign(path: Path) -> tuple[OpenedWeights, Path] | None:
     """Weights in another format, and the folder of their config; None for a folder that can only be a run."""
-    with reading(path):  # its name may be too long, or permission be missing
+    with reading(path):  # a name that is too long, a folder without permission
         files = huggingface.find_files(path)
         prefix = tensor_bundle.find_prefix(path)
         exists = path.exists()
@@ -135,10 +146,8 @@ def _open_foreign(path: Path) -> tuple[OpenedWeights, Path] | None:
                 f"{path} has the {CONFIGS[1]} of a Hugging Face folder, but no weights; download them",
             )
         return None
-    if any(tensor_bundle.is_part(file) for file in path.iterdir()):
-        raise UserError(
-            "missing-parts", f"{path} has parts of a TensorFlow checkpoint, but no .index file; download it"
-        )
+    if parts := sorted(file for file in path.iterdir() if tensor_bundle.is_part(file)):
+        return _open_file(parts[0]), path
     raise UserError("missing-weights", f"there are no weights and no run in {path}{advise_runs(path)}")
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Literal
@@ -16,7 +16,7 @@ from bertrain.base.files import file_digest
 from bertrain.config.settings import ModelSettings
 from bertrain.data.text.vocabulary import Vocabulary
 from bertrain.model.initialization import uninitialized
-from bertrain.weights.names import ParameterSlice, adapt_to_head
+from bertrain.weights.names import TRANSFORMERS, ParameterSlice, adapt_to_head
 
 Kind = Literal["run", "huggingface", "nvidia", "tf1"]
 PADDED_BY_VOCABULARY = ("embeddings.words.weight", "masked_words.bias")
@@ -196,7 +196,7 @@ def _join_thirds(placed: NamedTensors, origin: str) -> tuple[dict[str, Tensor], 
 
 def _refuse_difference(one: tuple[str, Tensor], other: tuple[str, Tensor], origin: str) -> None:
     if not torch.equal(one[1], other[1]):
-        raise UserError("untied-weights", f"{one[0]} and {other[0]} of {origin} differ; BERT ties them into one tensor")
+        raise UserError("untied-weights", f"{one[0]} and {other[0]} of {origin} differ, but are one tensor of BERT")
 
 
 def expected_shapes(source: OpenedWeights, settings: ModelSettings) -> dict[str, tuple[int, ...]]:
@@ -212,6 +212,24 @@ def expected_shapes(source: OpenedWeights, settings: ModelSettings) -> dict[str,
 
 def parameter_shapes(settings: ModelSettings) -> dict[str, tuple[int, ...]]:
     return {name: tuple(parameter.shape) for name, parameter in uninitialized(settings).named_parameters()}
+
+
+def huggingface_names(settings: ModelSettings) -> dict[str, ParameterSlice]:
+    """The parameter of each tensor of Hugging Face's class for a family and head; of BERT, BertForPreTraining."""
+    family, table = settings.family, TRANSFORMERS[settings.family]
+    table = {theirs: adapt_to_head(place, settings.head, family) for theirs, place in table.items()}
+    return name_parameters(table, replace(settings, nsp=True))
+
+
+def name_parameters(table: Mapping[str, ParameterSlice], settings: ModelSettings) -> dict[str, ParameterSlice]:
+    """The names in a table of the parameters that a model has, of each layer."""
+    names, parameters = {}, parameter_shapes(settings)
+    for theirs, place in table.items():
+        for layer in range(settings.num_layers) if "{}" in theirs else (0,):
+            ours = place.parameter.format(layer)
+            if ours in parameters:
+                names[theirs.format(layer)] = place._replace(parameter=ours)
+    return names
 
 
 def is_padded(words: int, rows: int) -> bool:

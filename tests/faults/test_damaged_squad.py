@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 
 from bertrain.base.errors import UserError
 from bertrain.data.text.vocabulary import SPECIAL_WORDS, Vocabulary
+from bertrain.tasks import registry
 from bertrain.tasks.squad.files import read_squad
 from bertrain.tasks.squad.task import SquadTask
 from tests.helpers import refused
@@ -167,7 +168,7 @@ def test_folders_without_files(tmp_path: Path) -> None:
     with refused("missing-data", tmp_path, "train-v1.1.json"):
         open_task(tmp_path)
     with refused("missing-data", tmp_path / "nowhere"):
-        open_task(tmp_path / "nowhere")
+        registry.open_task(settings_of("v1.1"), tmp_path / "nowhere", LETTERS)
     (tmp_path / "dev-v1.1.json").write_text(json.dumps(small()))
     with refused("missing-split", "train-v1.1.json"):
         open_task(tmp_path).training()

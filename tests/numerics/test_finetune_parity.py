@@ -21,7 +21,7 @@ from bertrain.model.heads import answer_sums, by_sequence
 from bertrain.run.folder import Run
 from bertrain.tasks.registry import open_task
 from bertrain.training.finetune import finetune
-from bertrain.weights.names import huggingface_names
+from bertrain.weights.tensors import huggingface_names
 from tests import helpers, miniature_tasks, whole_model
 
 transformers = pytest.importorskip("transformers")
@@ -49,10 +49,10 @@ def twin_of(model: Bert) -> Any:
         num_labels={"regress": 1, "span": 2}.get(settings.head, settings.num_labels),
     )
     twin = getattr(transformers, CLASSES[settings.head])(config)
-    ours = dict(model.named_parameters())
+    ours, names = dict(model.named_parameters()), huggingface_names(settings)
     with torch.no_grad():
         for name, parameter in twin.named_parameters():
-            place = huggingface_names(settings.num_layers, head=settings.head)[name]
+            place = names[name]
             parameter.copy_(place.select(ours[place.parameter]))
     return twin.train()
 
@@ -121,7 +121,7 @@ def test_heads_equal_those_of_transformers(tmp_path: Path, head: str) -> None:
     their_loss.backward()  # type: ignore[union-attr]
     gradients = {name: parameter.grad for name, parameter in model.named_parameters()}
     total = sum(float(gradient.norm() ** 2) for gradient in gradients.values() if gradient is not None) ** 0.5
-    names = huggingface_names(settings.num_layers, head=head)
+    names = huggingface_names(settings)
     compared = set()
     for name, parameter in twin.named_parameters():
         place = names[name]
@@ -189,7 +189,7 @@ def test_a_whole_run_equals_transformers_under_torchs_optimizer(tmp_path: Path, 
     ours = helpers.losses(tmp_path / "whole")
     assert ours == pytest.approx(their_losses, rel=TOLERANCE)
     assert ours[-1] < 0.9 * ours[0], "it learnt something"
-    names, weights = huggingface_names(model.settings.num_layers, head=task), helpers.final_weights(opened.folder)
+    names, weights = huggingface_names(model.settings), helpers.final_weights(opened.folder)
     for name, parameter in twin.named_parameters():
         if not name.endswith("key.bias"):  # its gradient is zero, up to rounding, which Adam makes large
             assert helpers.relative_error(names[name].select(weights[names[name].parameter]), parameter) <= 1e-4, name

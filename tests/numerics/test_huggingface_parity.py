@@ -18,7 +18,7 @@ from bertrain.data.prepare.prepare import prepare
 from bertrain.model.batch import Batch
 from bertrain.model.bert import Bert
 from bertrain.model.heads import pretraining_sums
-from bertrain.weights.huggingface import huggingface_names
+from bertrain.weights.tensors import huggingface_names
 from tests import helpers
 
 TOLERANCE = 1e-5
@@ -72,9 +72,9 @@ def assert_parity(model: Bert, batch: Batch) -> None:
 
     gradients = {name: parameter.grad for name, parameter in model.named_parameters()}
     total = sum(float(gradient.norm() ** 2) for gradient in gradients.values()) ** 0.5
-    compared = set()
+    compared, names = set(), huggingface_names(model.settings)
     for name, parameter in twin.named_parameters():
-        our_name, third = huggingface_names(model.settings.num_layers)[name]
+        our_name, third = names[name]
         ours_here = helpers.third_of(gradients[our_name], third)[: parameter.shape[0]]
         if name.endswith("key.bias"):
             # Zero in theory (softmax ignores what is added to all scores), so it has no relative error.
@@ -127,7 +127,7 @@ def test_real_six_layer_bert(tmp_path: Path) -> None:
     ours = dict(model.named_parameters())
     loaded = 0
     with torch.no_grad():
-        for theirs, (name, third) in huggingface_names(model.settings.num_layers).items():
+        for theirs, (name, third) in huggingface_names(model.settings).items():
             if theirs.removeprefix("bert.") in trained:
                 helpers.third_of(ours[name], third).copy_(trained[theirs.removeprefix("bert.")])
                 loaded += 1

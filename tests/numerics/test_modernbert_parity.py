@@ -18,8 +18,8 @@ from bertrain.model.batch import Batch
 from bertrain.model.modern import Modern
 from bertrain.training.plain_engine import sums_of
 from bertrain.weights.huggingface import write_folder
-from bertrain.weights.names import huggingface_names
 from bertrain.weights.source import build_model, read_weights
+from bertrain.weights.tensors import huggingface_names
 from tests import helpers, whole_model
 from tests.numerics.test_huggingface_parity import padded_rectangle
 
@@ -76,7 +76,7 @@ def bin_of(lengths: list[int], vocab_size: int) -> Batch:
 
 
 def assert_equal_gradients(model: Modern, theirs: Any) -> None:
-    names = huggingface_names(model.settings.num_layers, head=model.settings.head, family="modern")
+    names = huggingface_names(model.settings)
     ours = {name: parameter.grad for name, parameter in model.named_parameters()}
     compared = set()
     for name, parameter in theirs.named_parameters():

@@ -18,6 +18,7 @@ from bertrain.base.errors import UserError
 from bertrain.data.text.records import Problem
 from bertrain.tasks.table_task import Columns, RowFormat, class_parser, read_rows
 from bertrain.tasks.tables import FORMATS, TABLES, BadRows, Row, find_tables, format_of, read_table
+from bertrain.tasks.texts import TextFile
 from tests.helpers import refused
 
 SAMPLES = Path(__file__).parents[1] / "data"
@@ -233,6 +234,14 @@ def test_files_of_a_part_are_found_by_name(tmp_path: Path) -> None:
     (tmp_path / "hub" / "data" / "test-00000-of-00001.parquet").touch()
     (files,) = find_tables(tmp_path / "hub", ["train", "data"]).values()
     assert [path.name for path in files] == ["train-00000-of-00001.parquet"], "its folder data is not a split"
+
+
+@pytest.mark.parametrize(("ids", "has_ids"), [(["a", None], True), ([None, "b"], True), ([None, None], False)])
+def test_some_texts_without_an_id_leave_the_others_theirs(tmp_path: Path, ids: list[str | None], has_ids: bool) -> None:
+    path = tmp_path / "texts.jsonl"
+    path.write_text("".join(json.dumps({"id": one, "text": "a"}) + "\n" for one in ids))
+    assert TextFile(path).survey().has_ids is has_ids
+    assert [text.id for text in TextFile(path)] == ids
 
 
 def test_forms_by_name() -> None:

@@ -18,7 +18,7 @@ from bertrain.training.fill_mask import fill_mask
 from bertrain.weights.export import export, import_weights
 from bertrain.weights.huggingface import write_folder
 from bertrain.weights.inspect import compare_weights, is_same, show_weights
-from bertrain.weights.source import read_weights
+from bertrain.weights.source import open_source, read_weights
 from tests import helpers
 
 GOLDEN = Path(__file__).parents[1] / "golden"
@@ -376,6 +376,23 @@ def test_a_head_of_several_labels_is_not_one_of_single_labels(imported: Path, tm
     single = json.loads((folder / "config.json").read_text()) | {"problem_type": "single_label_classification"}
     (folder / "config.json").write_text(json.dumps(single))
     assert (read_weights(folder).settings.head, read_weights(folder).settings.num_labels) == ("classify", 3)
+
+
+def test_a_given_config_replaces_all_of_the_folders(imported: Path, tmp_path: Path) -> None:
+    """Its labels, too."""
+    folder = companions(imported, tmp_path / "labeled")
+    shutil.copy(imported / "model.safetensors", folder)
+    names = {"id2label": {"0": "no", "1": "yes"}, "thresholds": {"no": 0.5, "yes": 0.2}}
+    described = json.loads((folder / "config.json").read_text()) | names
+    (folder / "config.json").write_text(json.dumps(described | {"bertrain": {"model.head": "pretrain"}}))
+    opened = open_source(folder)
+    assert (opened.labels, opened.thresholds) == (("no", "yes"), names["thresholds"])
+    assert opened.finetuned_as == {"model.head": "pretrain"}
+    other = tmp_path / "other.json"
+    other.write_text(json.dumps(described | {"id2label": {"0": "a", "1": "b"}, "thresholds": {"a": 0.1, "b": 0.3}}))
+    opened = open_source(folder, config=other)
+    assert (opened.labels, opened.thresholds) == (("a", "b"), {"a": 0.1, "b": 0.3})
+    assert opened.finetuned_as == {}
 
 
 def test_words_that_transformers_saved_come_back(imported: Path, tmp_path: Path) -> None:

@@ -16,6 +16,7 @@ from bertrain.base.errors import AgreedError
 from bertrain.model.batch import Batch
 from bertrain.model.encoder import Outputs
 from bertrain.run.folder import Run
+from bertrain.training.evaluate import evaluate
 from bertrain.training.finetune import finetune
 from bertrain.training.predict import evaluate_task, predict
 from bertrain.training.start import resume
@@ -247,6 +248,11 @@ def test_a_model_that_has_diverged_has_no_figures(colours: Path, monkeypatch: py
     monkeypatch.setattr("bertrain.training.evaluate.predictor", lambda *_: says_nothing)
     with helpers.refused("diverged", "dev", kind=AgreedError):
         evaluate_task(colours)
+
+
+def test_a_task_is_not_evaluated_on_a_part_of_its_examples(colours: Path) -> None:
+    with helpers.refused("pretraining-only", "--max-examples"):
+        evaluate(colours, max_examples=3)
 
 
 def test_the_same_command_again_finds_it_done(mini: Miniature, colours: Path) -> None:

@@ -179,6 +179,17 @@ def test_what_the_run_has_no_use_for_is_named(run: Path, tmp_path: Path, capsys:
     assert "next_sentence.pool.weight" in line
 
 
+@pytest.mark.parametrize("rate", [None, 0.0005])
+def test_a_rate_for_new_models_is_warned_of_though_quiet(
+    run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], rate: float | None
+) -> None:
+    given = {} if rate is None else {"optimizer__learning_rate": rate}
+    settings = helpers.tiny_settings(model__pad_vocab_to=64, train__max_steps=3, log__level="quiet", **given)
+    pretrain(settings, run.parent / "data", tmp_path / "run", init=str(run))
+    warned = "warning: the recipe's learning rate 0.001 is for a new model" in capsys.readouterr().err
+    assert warned == (rate is None)
+
+
 def test_fill_mask_says_the_same_of_run_and_export(run: Path, exported: Path) -> None:
     of_run, of_export = (fill_mask(source, [SENTENCE], top=3) for source in (run, exported))
     assert [[guess.word for guess in mask] for mask in of_run[0]] == [

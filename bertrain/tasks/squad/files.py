@@ -71,8 +71,6 @@ def read_squad(path: Path, version: Version, *, on_error: Literal["stop", "skip"
             raise UserError("bad-question", f"{sentence}; {SKIP_HINT}")
         problems.append(sentence)
 
-    if not path.is_file():
-        raise UserError("missing-data", f"there is no file {path}")
     read = _read_table if path.suffix in (".jsonl", ".parquet") else _read_articles
     labeled: set[bool] = set()
     for raw in read(path, report_problem):

@@ -10,7 +10,7 @@ from typing import Any, get_args
 
 import numpy as np
 
-from bertrain.base.errors import UserError, nearest
+from bertrain.base.errors import UserError
 from bertrain.config.settings import Settings, TaskSettings
 from bertrain.data.formats.block import Block
 from bertrain.data.text.vocabulary import Vocabulary
@@ -23,15 +23,9 @@ from bertrain.tasks.task import Head, Split, TaskOutputs
 
 PREFIXES = {"train": ("train",), "dev": ("dev", "validation"), "test": ("test",)}
 """How the file names of each split start."""
+VERSIONS: dict[str, Version] = {f"squad/{version}": version for version in get_args(Version)}
+"""By the name of the task."""
 SINGLE = "single"  # the key of a file given by itself; its split has the name of the file, and is never trained on
-
-
-def squad_version(task: str) -> Version:
-    names: dict[str, Version] = {f"squad/{version}": version for version in get_args(Version)}
-    if task not in names:
-        hint = f"{nearest(task, list(names))}; use {' or '.join(names)}"
-        raise UserError("unknown-task", f"there is no task {task!r}{hint}")
-    return names[task]
 
 
 @dataclass(frozen=True)
@@ -90,11 +84,9 @@ class SquadTask:
     @staticmethod
     def open(settings: Settings, folder: Path, vocabulary: Vocabulary) -> SquadTask:
         """Open the files of a folder; or a single file, to evaluate on or to predict."""
-        version = squad_version(settings.task.name)
+        version = VERSIONS[settings.task.name]
         if folder.is_file():
             return SquadTask(settings.task.name, settings, vocabulary, {SINGLE: folder})
-        if not folder.is_dir():
-            raise UserError("missing-data", f"--data {folder} does not exist; name the folder of SQuAD's files")
         found = {split: find_file(folder, prefixes, version) for split, prefixes in PREFIXES.items()}
         files = {split: path for split, path in found.items() if path is not None}
         if not files:
@@ -104,7 +96,7 @@ class SquadTask:
 
     @property
     def version(self) -> Version:
-        return squad_version(self.name)
+        return VERSIONS[self.name]
 
     def training(self) -> Split:
         return self._training

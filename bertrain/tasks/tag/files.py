@@ -12,7 +12,7 @@ import unicodedata
 from bisect import bisect_left, bisect_right
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from itertools import pairwise
+from itertools import groupby, pairwise
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
@@ -183,16 +183,14 @@ def _read_conll(path: Path, settings: TaskSettings, split: TextSplit) -> Iterato
 
 def _paragraphs(path: Path) -> Iterator[list[tuple[str, str | Problem]]]:
     """The lines between blank ones, each with its place; a line of -DOCSTART- counts as blank."""
-    lines: list[tuple[str, str | Problem]] = []
-    for place, line in read_lines(path):
-        if isinstance(line, str) and (not line.strip() or line.split(maxsplit=1)[0] == DOCUMENT_START):
-            if lines:
-                yield lines
-            lines = []
-        else:
-            lines.append((place, line))
-    if lines:
-        yield lines
+    for is_blank, lines in groupby(read_lines(path), _is_blank):
+        if not is_blank:
+            yield list(lines)
+
+
+def _is_blank(placed: tuple[str, str | Problem]) -> bool:
+    line = placed[1]
+    return isinstance(line, str) and (not line.strip() or line.split(maxsplit=1)[0] == DOCUMENT_START)
 
 
 # --- JSON lines, Parquet and Arrow ----------------------------------------------------------------------------
@@ -259,7 +257,7 @@ def parse_spans(spans: list[Any], text: str) -> list[Span]:
     for span in spans:
         fields: dict[str, Any] = span if isinstance(span, dict) else {}
         start, end, label = (fields.get(name, "") for name in Span._fields)
-        if not (_is_index(start) and _is_index(end) and isinstance(label, str) and label.strip()):
+        if not (type(start) is int and type(end) is int and isinstance(label, str) and label.strip()):
             raise ValueError('has a span that is not {"start": 0, "end": 5, "label": "person"}')
         if not 0 <= start < end <= len(text):
             raise ValueError(f"has the span {start}:{end} outside its text of {counted(len(text), 'character')}")
@@ -271,7 +269,3 @@ def parse_spans(spans: list[Any], text: str) -> list[Span]:
             pair = f"{before.start}:{before.end} and {after.start}:{after.end}"
             raise ValueError(f"has overlapping spans, {pair}; a word has one tag")
     return found
-
-
-def _is_index(value: Any) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool)

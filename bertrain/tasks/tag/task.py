@@ -157,12 +157,10 @@ class TagTask:
 
     def _find_labels(self) -> tuple[tuple[str, ...], Scheme]:
         """The classes and the scheme of the training data."""
-        if "train" not in self.files:
-            raise UserError("missing-split", f"--data {self.data} has no train file, such as train.conll")
+        sentences, found = self._read("train")
         path = self.files["train"][0]
         if not self._is_labeled("train"):
             raise UserError("no-answers", f"{path} has no tags to train on")
-        sentences, found = self._read("train")
         scheme = Scheme("BIO") if found.name == "IOB1" else found
         labels = scheme.labels(sentence.tags or () for sentence in sentences)
         if len(labels) < 2:
