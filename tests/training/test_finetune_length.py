@@ -9,6 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
+import pytest
 
 from bertrain.config.settings import Settings
 from bertrain.run.folder import Run
