@@ -111,9 +111,12 @@ def test_the_family_is_that_of_the_weights(data: Path, tmp_path: Path) -> None:
         export(folder, tmp_path / "out", to="nvidia")
 
 
-def test_a_learning_rate_for_new_models_is_remarked_on(data: Path, weights: Path) -> None:
+def test_a_learning_rate_for_new_models_is_warned_of(
+    data: Path, weights: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     def warns(**given: object) -> bool:
-        return any("--lr" in note for note in resolved(data, init=str(weights), **given).notes)
+        resolved(data, init=str(weights), **given).warn_of_rate()
+        return "--lr" in capsys.readouterr().err
 
     assert warns()
     assert not warns(optimizer__learning_rate=1e-3), "the user chose it"
