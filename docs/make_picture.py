@@ -3,7 +3,7 @@
     script -qec "make demo" demo.typescript
     python docs/make_picture.py demo.typescript docs/demo.svg --title "make demo"
 
-What a live bar wrote over is gone, as on the screen; colours stay.
+What a live bar wrote over is gone, as on the screen; colors stay.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ SEQUENCE = re.compile(r"\x1b\[([0-9;?]*)([A-Za-z])|\x1b\][^\x07]*\x07|\r|\n|[^\x
 
 
 def screen_of(recording: str) -> list[str]:
-    """The lines that stand on the screen at the end. Covers what rich writes: colours, one line up, erase a line."""
+    """The lines that stand on the screen at the end. Covers what rich writes: colors, one line up, erase a line."""
     lines = [""]
     row = 0
     for found in SEQUENCE.finditer(recording):

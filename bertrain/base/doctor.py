@@ -87,7 +87,8 @@ def _memory() -> Finding:
     if free < 12 * GIB:
         fits = "BERT-Base" if free > 4 * GIB else "BERT-Tiny"
     verdict = "ok" if free > 2 * GIB else "note"
-    return Finding("memory", f"{free / GIB:.1f} GiB free of {total / GIB:.1f}", verdict, f"enough to train {fits}")
+    found = f"{free / GIB:.1f} GiB free here, of {total / GIB:.1f} of the machine"
+    return Finding("memory", found, verdict, f"enough to train {fits}")
 
 
 def _disk(folder: Path) -> Finding:

@@ -76,12 +76,13 @@ def reading(what: object) -> Iterator[None]:
 
 
 @contextmanager
-def writing(what: object) -> Iterator[None]:
+def writing(what: object, cure: str = "") -> Iterator[None]:
     """Raise a failure to open or write a file as an error of the user."""
     try:
         yield
     except OSError as error:
-        raise UserError("unwritable-file", f"cannot write {what}: {error.strerror or error}") from None
+        reason = f"{error.strerror or error}{f'; {cure}' if cure else ''}"
+        raise UserError("unwritable-file", f"cannot write {what}: {reason}") from None
 
 
 def read_text(path: Path) -> str:

@@ -6,6 +6,7 @@ import csv
 import os
 import platform
 import subprocess
+from collections import Counter
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -130,8 +131,10 @@ def parse_gpus(text: str) -> tuple[Gpu, ...]:
 
 def parse_gpu_processes(text: str) -> dict[int, str]:
     """The processes in nvidia-smi's answer to a query of pid, process_name and used_memory."""
-    return {
-        int(row[0]): f"{row[1]} ({row[0]}, {row[2] if row[2].isdigit() else 0} MB)"
-        for row in csv.reader(text.splitlines(), skipinitialspace=True)
-        if len(row) == 3 and row[0].isdigit()
-    }
+    names: dict[int, str] = {}
+    megabytes: Counter[int] = Counter()
+    for row in csv.reader(text.splitlines(), skipinitialspace=True):
+        if len(row) == 3 and row[0].isdigit():  # a process has a row for each of its GPUs
+            names[int(row[0])] = row[1]
+            megabytes[int(row[0])] += int(row[2]) if row[2].isdigit() else 0
+    return {number: f"{name} ({number}, {megabytes[number]} MB)" for number, name in names.items()}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import csv
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, get_args
 
 from typer import Argument, Option
 
@@ -37,6 +37,8 @@ from bertrain.config.resolve import resolve
 
 pipeline_app = new_app()
 
+SIZES = f"{', '.join(get_args(Size)[1:])}; auto: the largest that learns enough in the budget"
+
 
 @pipeline_app.command("train", context_settings=OVERRIDES)
 @takes_settings(SIZED_OPTIONS)
@@ -53,7 +55,7 @@ def train(
     cased: Annotated[bool, Option("--cased", help="keep case and accents")] = False,
     language: Annotated[str, Option(help="language for splitting sentences, such as de; auto: detected")] = "auto",
     init: InitialWeights = None,
-    size: Annotated[Size, Option(help="auto: the largest that learns enough in the budget")] = "auto",
+    size: Annotated[Size, Option(help=SIZES)] = "auto",
     task: Annotated[str, Option(help="also fine-tune: classify=FILE, a table with the columns text and label")] = "",
     text_column: Annotated[str, Option(help=TEXT_COLUMN)] = "auto",
     encoding: Annotated[str, Option(help=ENCODING)] = "auto",

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any, Literal, get_args, get_origin, get_type_hints
 
 from bertrain.base.errors import UserError, nearest
-from bertrain.base.files import absolute, read_text
+from bertrain.base.files import absolute, read_text, reading
 from bertrain.base.schema import JsonError, load_json
 from bertrain.config import modernbert, roberta
 from bertrain.config.choices import Family
@@ -266,9 +266,8 @@ def differing(one: Settings, other: Settings) -> list[str]:
 
 def _read_bert_config(path: Path) -> dict[str, Any]:
     try:
-        raw = load_json(path, {})
-    except OSError:
-        raise UserError("missing-file", f"there is no file {path} (model.config); check the path") from None
+        with reading(f"{path} (model.config)"):
+            raw = load_json(path, {})
     except JsonError as error:
         raise UserError("invalid-json", f"{path} (model.config): {error}") from None
     if raw.get("model_type") == modernbert.MODEL_TYPE:

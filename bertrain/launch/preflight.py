@@ -13,7 +13,7 @@ import platform
 import secrets
 import statistics
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from datetime import timedelta
 from pathlib import Path
@@ -34,7 +34,6 @@ from bertrain.data.formats.source import open_data
 from bertrain.launch import facts as look
 from bertrain.launch.facts import Facts
 from bertrain.launch.job import RECIPE, Job, code_version, read_job
-from bertrain.planning.speed import fastest
 from bertrain.ranks import parallel
 from bertrain.ranks.parallel import Ranks
 
@@ -42,6 +41,7 @@ MAX_CLOCK_SKEW_S = 1.0
 SLOW_LINK = 0.5
 """Share of the median bandwidth below which a link is reported."""
 LOW_MEMORY = 2 * GIB
+REPEATS = 5
 STORE_TIMEOUT_S = 120
 
 
@@ -190,14 +190,11 @@ def _exchange(own_facts: Facts, ranks: Ranks) -> list[Facts]:
 
 
 def measure(ranks: Ranks, facts: Sequence[Facts]) -> tuple[float, list[Link]]:
-    """Bandwidth in GB/s of an all-reduce over all ranks, and of each link between neighboring nodes.
-
-    `fastest` opens the connections by its warm-up and then, with no time to fill, repeats three times on every rank.
-    """
+    """Bandwidth in GB/s of an all-reduce over all ranks, and of each link between neighboring nodes."""
     is_nccl = dist.get_backend() == "nccl"
     device = ranks.device if is_nccl else torch.device("cpu")
     payload = torch.ones((64 if is_nccl else 16) * 2**20 // 4, device=device)
-    seconds = fastest(lambda: dist.all_reduce(payload), device, 0.0)
+    seconds = _median_seconds(lambda: dist.all_reduce(payload), device)
     moved = 2 * (ranks.world - 1) / ranks.world * payload.nbytes
     nodes = [one for one in facts if one.is_first_of_node]
     links = []
@@ -205,7 +202,7 @@ def measure(ranks: Ranks, facts: Sequence[Facts]) -> tuple[float, list[Link]]:
         ends = (nodes[left].rank, nodes[right].rank)
         took = torch.zeros(1, dtype=torch.float64)
         if ranks.rank in ends:
-            took[0] = fastest(lambda: _ping_pong(payload, ranks.rank, ends), device, 0.0)  # noqa: B023
+            took[0] = _median_seconds(lambda: _ping_pong(payload, ranks.rank, ends), device)  # noqa: B023
         dist.all_reduce(took, op=dist.ReduceOp.MAX, group=ranks.control)
         links.append(Link((nodes[left].host, nodes[right].host), 2 * payload.nbytes / float(took) / 1e9))
     return (moved / seconds / 1e9 if ranks.world > 1 else 0.0), links
@@ -222,6 +219,18 @@ def _ping_pong(payload: torch.Tensor, rank: int, ends: tuple[int, int]) -> None:
             dist.send(payload, receiver)
         else:
             dist.recv(payload, sender)
+
+
+def _median_seconds(action: Callable[[], object], device: torch.device) -> float:
+    """Of as many runs on every rank, after one that opens the connections; the best would hide a link that falters."""
+    times = []
+    for _ in range(REPEATS + 1):
+        began = time.perf_counter()
+        action()
+        if device.type == "cuda":
+            torch.cuda.synchronize()
+        times.append(time.perf_counter() - began)
+    return statistics.median(times[1:])
 
 
 # --- refusals and warnings ------------------------------------------------------------------------

@@ -167,10 +167,10 @@ def cancel_job(folder: str | Path) -> str:
     if job.launcher in ALLOCATIONS and numbers:
         program = "scancel" if job.launcher == "slurm" else "qdel"
         done = {number: _run([program, number]) for number in numbers}
-        cancelled = [number for number, one in done.items() if not one.returncode]  # the others may have ended
-        if not cancelled:
+        canceled = [number for number, one in done.items() if not one.returncode]  # the others may have ended
+        if not canceled:
             raise UserError("cancel-failed", f"`{program} {numbers[-1]}` failed: {done[numbers[-1]].stderr}")
-        return f"canceled job {', '.join(cancelled)} with {program}"
+        return f"canceled job {', '.join(canceled)} with {program}"
     process = _process(job)
     if process is None:
         raise UserError("job-not-started", f"the job in {job.folder} was never started; there is nothing to cancel")

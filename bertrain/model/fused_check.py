@@ -21,7 +21,11 @@ WRITTEN_FOR = "a77cf17328f76095"
 @functools.cache
 def why_outdated() -> str:
     """Why the fused path may compute another model than `SPECIFICATION`; empty if it computes that one."""
-    if fingerprint(Path(__file__).parent) == WRITTEN_FOR:
+    try:
+        found = fingerprint(Path(__file__).parent)
+    except OSError as error:  # only compiled files, or a zip file
+        return f"the source of the models cannot be read: {error}"
+    if found == WRITTEN_FOR:
         return ""
     return "the source of the models is not the one that model/fused*.py were written for"
 
@@ -33,7 +37,7 @@ def fingerprint(folder: Path) -> str:
 
 
 def _syntax(source: str) -> str:
-    """The source as Python writes its syntax tree: the same in all versions, where a dump of the tree is not."""
+    """The source as Python writes its syntax tree: the same in 3.11 to 3.13, where a dump of the tree is not."""
     return ast.unparse(_WithoutDocstrings().visit(ast.parse(source)))
 
 

@@ -10,10 +10,11 @@ from pathlib import Path
 from typing import Any
 
 from bertrain.base.errors import UserError
-from bertrain.base.files import try_lock, write_atomically
+from bertrain.base.files import try_lock, write_atomically, writing
 from bertrain.base.schema import JsonError, check_value, load_json
 
 LOCK = ".lock"
+CONTINUE = "free some space, then run the same command to continue"
 
 
 @contextmanager
@@ -42,11 +43,13 @@ def locked(out: Path, description: str, *known: str) -> Iterator[None]:
                 out.rmdir()
 
 
-def read_begun(path: Path, request: Any, schema: Mapping[str, Any], *, advice: str = "") -> dict[str, Any]:
+def read_begun(
+    path: Path, request: Any, schema: Mapping[str, Any], arguments: Mapping[str, str], advice: str = ""
+) -> dict[str, Any]:
     """What `write_begun` wrote with a request, nothing without the file; refuses what another request began.
 
-    A request is a dataclass with `overrides`. Those of what is printed and logged may change. `advice` says what else a
-    user who wants another request can do.
+    A request is a dataclass with `overrides`; those of what is printed and logged may change. `arguments`: the names on
+    the command line of fields that are no option of their name. `advice`: what else a user can do.
     """
     if not path.is_file():
         return {}
@@ -55,24 +58,33 @@ def read_begun(path: Path, request: Any, schema: Mapping[str, Any], *, advice: s
         begun = check_value(asdict(request) | kept["request"], type(request))
     except JsonError as error:
         raise UserError("damaged-file", f"{path} is damaged ({error}); choose another --out") from None
-    wanted = _lasting(request)
-    for name, value in _lasting(begun).items():
-        if value != wanted[name]:
-            was = f"{path.parent} was started with {name} {json.dumps(value)}, not {json.dumps(wanted[name])}"
-            raise UserError("other-request", f"{was}; use the same value, or choose another --out{advice}")
+    before, now = _lasting(begun), _lasting(request)
+    for name in before | now:
+        if (was := before.get(name, "")) != (wanted := now.get(name, "")):
+            option = arguments.get(name, f"--{name.replace('_', '-')}")
+            differs = f"was started with {_describe(option, was)}, not with {_describe(option, wanted)}"
+            cure = f"use the same, or choose another --out{advice}"
+            raise UserError("other-request", f"{path.parent} {differs}; {cure}")
     return kept
 
 
 def _lasting(request: Any) -> dict[str, Any]:
-    """The fields of a request, without settings of what is printed and logged."""
-    overrides = {key: value for key, value in dict(request.overrides).items() if not key.startswith("log.")}
-    return asdict(request) | {"overrides": overrides}
+    """The fields and settings of a request, without those of what is printed and logged."""
+    values = asdict(request)
+    settings = dict(values.pop("overrides"))
+    return values | {name: value for name, value in settings.items() if not name.startswith("log.")}
+
+
+def _describe(option: str, value: Any) -> str:
+    if isinstance(value, list | tuple):
+        value = " ".join(map(str, value))
+    if not value:
+        return f"no {option}"
+    text = json.dumps(value, ensure_ascii=False) if isinstance(value, dict) else str(value)
+    return option if value is True else f"{option} {text}"
 
 
 def write_begun(path: Path, request: Any, **content: Any) -> None:
     """Write a request, and what became of it so far."""
-    try:
+    with writing(path, CONTINUE):
         write_atomically(path, json.dumps({"request": asdict(request)} | content, indent=1) + "\n")
-    except OSError as error:
-        cure = "free some space, then run the same command to continue"
-        raise UserError("cannot-write", f"could not write {path}: {error.strerror or error}; {cure}") from None

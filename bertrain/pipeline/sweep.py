@@ -39,6 +39,7 @@ from bertrain.run.folder import Run
 from bertrain.tasks.registry import task_names
 
 SWEEP, OUTPUT = "sweep.json", "output"
+ARGUMENTS = {"what": "RECIPE_OR_TASK", "settings_file": "--settings"}  # of a request, by its fields
 LONGEST_NAME = 160  # of a run folder; file systems allow 255 bytes
 POLL_S = 0.1
 ENDING_S = 120  # for runs of a killed sweep to save and end
@@ -177,7 +178,7 @@ def plan_runs(request: Request) -> Planned:
 
 def _read_done(path: Path, request: Request) -> list[str]:
     """The names of the runs that are done."""
-    done: list[str] = read_begun(path, request, {"done": list[str]}).get("done", [])
+    done: list[str] = read_begun(path, request, {"done": list[str]}, ARGUMENTS).get("done", [])
     return done
 
 

@@ -39,12 +39,13 @@ from bertrain.config.resolve import to_toml
 from bertrain.config.settings import ModelSettings, Settings
 from bertrain.data.text.documents import EXTRACT_DESCRIPTION, EXTRACT_TRAINING
 from bertrain.data.text.survey import survey
-from bertrain.pipeline.folder import locked, read_begun, write_begun
+from bertrain.pipeline.folder import CONTINUE, locked, read_begun, write_begun
 from bertrain.pipeline.plan import HELD_OUT, Machine, Text, TrainingPlan, plan_training, refuse_too_little
 from bertrain.pipeline.request import Request, check_request, make_request
 from bertrain.run.folder import TRAIN_PLAN, Run
 from bertrain.run.records import EndRecord, EvaluationRecord, last_record
 
+ARGUMENTS = {"inputs": "TEXT", "evaluation_share": "--eval"}  # of a request, by its fields
 VOCABULARY_BYTES = 100 << 20  # of text, in evenly spaced documents: more text says hardly more about words
 USEFUL = 1.2  # times the baseline: below, a model knows little but frequencies
 
@@ -142,7 +143,7 @@ def dry_run(inputs: str | Path | Iterable[str | Path], out: str | Path, *, nproc
 def _kept_plan(request: Request, out: Path) -> TrainingPlan | None:
     """The plan in OUT, if there is one, with the settings of the log as they are asked for now."""
     advice = f"; --init {quote(str(out / 'run'))} starts from its weights"
-    kept = read_begun(out / TRAIN_PLAN, request, {"plan": TrainingPlan | None}, advice=advice)
+    kept = read_begun(out / TRAIN_PLAN, request, {"plan": TrainingPlan | None}, ARGUMENTS, advice)
     plan: TrainingPlan | None = kept.get("plan")
     if plan is None:
         return None
@@ -242,7 +243,7 @@ def _prepare(plan: TrainingPlan, request: Request, out: Path) -> None:
     lower_case = not request.cased
     if request.init:
         words = vocabulary_of(open_source(request.init), request.init)
-        with writing(vocabulary):
+        with writing(vocabulary, CONTINUE):
             words.save(vocabulary)
         lower_case = words.lower_case
     elif not vocabulary.is_file():
@@ -354,7 +355,7 @@ def _hand_over(plan: TrainingPlan, request: Request, out: Path) -> None:
     recipe = to_toml(replace(settings, batch=replace(settings.batch, auto=False), train=length))
     again = f"bertrain pretrain recipe.toml --data {quote(str(out / 'data'))} --run NEW"
     again += f" --init {quote(request.init)}" if request.init else ""
-    with writing(out / "recipe.toml"):
+    with writing(out / "recipe.toml", CONTINUE):
         write_atomically(out / "recipe.toml", f"{RECIPE_HEAD.format(again=again)}\n{recipe}")
     report([out / "run"], out=out / "report.html")
     if not (out / "model").is_dir():
@@ -364,7 +365,7 @@ def _hand_over(plan: TrainingPlan, request: Request, out: Path) -> None:
     text = f"{counts['documents'] - counts['held_out']:,} documents, and {counts['held_out']:,} held out for evaluation"
     language = survey.get("language", "") if request.language == "auto" else request.language
     card = model_card(run, text=f"{text}; exact duplicates were left out.", language=language)
-    with writing(out / "model" / CARD):
+    with writing(out / "model" / CARD, CONTINUE):
         write_atomically(out / "model" / CARD, card)
 
 

@@ -306,8 +306,11 @@ class StepRunner:
                 hook.remove()
         path = folder / "trace.json.gz"
         profiler.export_chrome_trace(str(path))
-        with gzip.open(path) as recorded:
-            content = json.load(recorded)
+        try:
+            with gzip.open(path) as recorded:
+                content = json.load(recorded)
+        except (ValueError, EOFError) as error:
+            raise UserError("damaged-trace", f"torch.profiler wrote no whole trace ({error}); run it again") from None
         path.unlink()
         launches = kineto.launches_of(content, shift_s=-clock.stepped())
         if keep:

@@ -135,9 +135,9 @@ def build_live_app(reports: LiveReports) -> Starlette:
 
     def respond(request: Request) -> Response:
         with drawing:
-            found = reports.page(request.path_params["path"].rstrip("/"))
+            found = reports.page(request.scope["path"].strip("/"))
         if found is None:
             raise HTTPException(404)
         return HTMLResponse(found, headers=HEADERS)
 
-    return Starlette(routes=[Route("/{path:path}", respond)])
+    return Starlette(routes=[Route(path, respond) for path in ("/", "/compare", "/runs/{name:path}/")])

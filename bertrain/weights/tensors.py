@@ -195,8 +195,11 @@ def _join_thirds(placed: NamedTensors, origin: str) -> tuple[dict[str, Tensor], 
 
 
 def _refuse_difference(one: tuple[str, Tensor], other: tuple[str, Tensor], origin: str) -> None:
-    if not torch.equal(one[1], other[1]):
-        raise UserError("untied-weights", f"{one[0]} and {other[0]} of {origin} differ, but are one tensor of BERT")
+    if torch.equal(one[1], other[1]):
+        return
+    if one[0] == other[0]:
+        raise UserError("untied-weights", f"{origin} has two different tensors {one[0]}; download the model again")
+    raise UserError("untied-weights", f"{one[0]} and {other[0]} of {origin} differ, but are one tensor of the model")
 
 
 def expected_shapes(source: OpenedWeights, settings: ModelSettings) -> dict[str, tuple[int, ...]]:

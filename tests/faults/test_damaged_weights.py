@@ -227,6 +227,18 @@ def test_a_model_that_is_not_tied_is_another_model(folder: Path) -> None:
     check_refused("untied-weights", folder, "cls.predictions.decoder.weight")
 
 
+def test_a_tensor_in_two_shards_that_differ(folder: Path) -> None:
+    tensors = load_file(folder / "model.safetensors")
+    name = "bert.pooler.dense.bias"
+    (folder / "model.safetensors").unlink()
+    save_file(tensors, folder / "model-00001-of-00002.safetensors")
+    save_file({name: tensors[name] + 1}, folder / "model-00002-of-00002.safetensors")
+    index = {"weight_map": dict.fromkeys(tensors, "model-00001-of-00002.safetensors")}
+    index["weight_map"]["another"] = "model-00002-of-00002.safetensors"
+    (folder / "model.safetensors.index.json").write_text(json.dumps(index))
+    check_refused("untied-weights", folder, f"two different tensors {name}")
+
+
 def test_integers_are_no_weights(folder: Path) -> None:
     resave(folder, lambda tensors: tensors.update({"bert.pooler.dense.bias": torch.zeros(4, dtype=torch.int64)}))
     check_refused("shape-mismatch", folder, "bert.pooler.dense.bias", "I64")

@@ -121,6 +121,13 @@ def test_the_kernels_do_not_compute_another_model(
     assert ("the source of the models is not" in sentence) == is_another
 
 
+def test_without_the_source_of_the_models_the_kernels_are_left_out(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(fused_check, "__file__", str(tmp_path / "fused_check.py"))
+    assert "cannot be read" in fused_check.why_outdated.__wrapped__()
+
+
 @pytest.mark.parametrize(
     ("capability", "given", "expected"),
     [

@@ -179,7 +179,7 @@ def test_bert_config_json_describes_the_model(tmp_path: Path) -> None:
     path.write_text(json.dumps(theirs | {"hidden_act": "relu"}))
     with helpers.refused("unsupported-activation", path, "'relu'"):
         resolve("bert-tiny", [("model.config", str(path))])
-    with helpers.refused("missing-file", tmp_path / "none.json"):
+    with helpers.refused("unreadable-file", tmp_path / "none.json"):
         resolve("bert-tiny", [("model.config", str(tmp_path / "none.json"))])
 
 

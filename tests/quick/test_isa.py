@@ -114,8 +114,8 @@ def test_gpus_are_read_off_nvidia_smi() -> None:
         machine.Gpu(1, "NVIDIA H200", 35, 2),
         machine.Gpu(2, "Quadro", 4, 0),
     )
-    processes = machine.parse_gpu_processes("12, python, 300\n34, vmd, [N/A]\nno line\n")
-    assert processes == {12: "python (12, 300 MB)", 34: "vmd (34, 0 MB)"}
+    processes = machine.parse_gpu_processes("12, python, 300\n34, vmd, [N/A]\nno line\n12, python, 50\n")
+    assert processes == {12: "python (12, 350 MB)", 34: "vmd (34, 0 MB)"}
 
 
 def test_doctor_reports_without_torch(monkeypatch: pytest.MonkeyPatch) -> None:

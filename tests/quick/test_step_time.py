@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import json
 import math
 import statistics
@@ -139,6 +140,20 @@ def test_compute_time_is_that_of_its_parts() -> None:
     )
     assert two == pytest.approx(2 * one)
     assert not compute_seconds(SETTINGS, full_bins(SETTINGS, 0, 0, np.array([256])), gpu, design).any()
+
+
+def test_apex_computes_a_head_on_one_processor(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of 24 layers with 16 heads; benchmarks/plan.py predicts NVIDIA's runs with it."""
+    monkeypatch.syspath_prepend(ROOT / "benchmarks")
+    benchmark = importlib.import_module("plan")
+    gpu, one = find_gpu("a100"), np.ones(1)
+    row = {"precision": "fp16", "gpu": "a100", "layout": "packed"}
+    seconds = benchmark.attention_of(row, gpu, SETTINGS.model)
+    a_head, whole = benchmark.APEX_HEAD_S, np.array([512.0**2])
+    assert seconds(one, 1000 * whole)[0] == pytest.approx(24 * 16 * 1000 * a_head / gpu.processors)
+    assert seconds(one, whole)[0] == pytest.approx(24 * a_head), "all heads at once, the other processors idle"
+    assert seconds(2 * one, 2 * whole)[0] == pytest.approx(2 * 24 * a_head)
+    assert benchmark.attention_of(row | {"precision": "fp8"}, gpu, SETTINGS.model) is None
 
 
 def test_another_kernel_changes_attention_alone() -> None:

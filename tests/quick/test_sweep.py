@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from bertrain.cli.pipeline import count_seeds, parse_grid
+from bertrain.pipeline.folder import read_begun, write_begun
 from bertrain.pipeline.sweep import Request, check_runs, choose_slots, count_at_once, make_request, plan_runs
 from bertrain.planning import memory_fit
 from tests import helpers
@@ -21,6 +23,25 @@ def request(data: Path, *, what: str = "bert-tiny", **wishes: Any) -> Request:
 def tiny(**given: object) -> dict[str, str]:
     words = helpers.tiny_arguments(**given)
     return {key.removeprefix("--"): value for key, value in zip(words[::2], words[1::2], strict=True)}
+
+
+def test_another_request_is_named_by_its_option(tmp_path: Path) -> None:
+    path, begun = (
+        tmp_path / "sweep.json",
+        request(tmp_path, overrides=tiny(train__seed=3), grid={"batch.shares": ["ü"]}),
+    )
+    write_begun(path, begun, done=["one"])
+    quieter = replace(begun, overrides=begun.overrides | {"log.level": "quiet"})
+    assert read_begun(path, quieter, {"done": list[str]}, {})["done"] == ["one"]
+    others = (
+        (replace(begun, overrides=begun.overrides | {"train.seed": "7"}), "--train.seed 3, not with --train.seed 7"),
+        (replace(begun, what="bert-mini"), "WHAT bert-tiny, not with WHAT bert-mini"),
+        (replace(begun, seeds=[1, 2]), "no --seeds, not with --seeds 1 2"),
+        (replace(begun, grid={}), '--grid {"batch.shares": ["ü"]}, not with no --grid'),
+    )
+    for other, difference in others:
+        with helpers.refused("other-request", tmp_path, difference, "another --out"):
+            read_begun(path, other, {"done": list[str]}, {"what": "WHAT"})
 
 
 def test_grids_are_read_as_typed() -> None:

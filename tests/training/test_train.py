@@ -111,7 +111,7 @@ def test_a_full_disk_is_said(made: Trained, tmp_path: Path, monkeypatch: pytest.
     articles, wishes = made.folder.parent / "articles", WISHES | {"size": "auto", "init": made.model}
     with monkeypatch.context() as patch:
         patch.setattr("bertrain.pipeline.folder.write_atomically", fail)
-        with helpers.refused("cannot-write", "plan.json", "No space left"):
+        with helpers.refused("unwritable-file", "plan.json", "No space left", "the same command"):
             train(articles, tmp_path / "out", **wishes)
     assert not (tmp_path / "out").exists()
     with monkeypatch.context() as patch:

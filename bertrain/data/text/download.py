@@ -154,7 +154,7 @@ def fetch(file: RemoteFile, out: Path) -> bool:
         place.parent.mkdir(parents=True, exist_ok=True)
         partial.touch()
     is_resumed = partial.stat().st_size > 0
-    with progress(file.place, 0) as report, open(partial, "r+b") as sink:
+    with progress(file.place) as report, open(partial, "r+b") as sink:
         _receive(file.url, sink, report)
         if is_resumed and not _is_right(partial, file):  # the beginning may be of an older version, or damaged
             sink.truncate(0)
@@ -170,7 +170,7 @@ def _is_right(path: Path, file: RemoteFile) -> bool:
     return file_digest(path, "md5")[1] == file.md5
 
 
-def _receive(url: str, sink: IO[bytes], report: Callable[[int], None] = lambda done: None) -> None:
+def _receive(url: str, sink: IO[bytes], report: Callable[..., None] = lambda done, of: None) -> None:
     """Append the missing rest; retry until it works, give up after several attempts without progress."""
     failures = 0
     while True:
@@ -195,7 +195,7 @@ def _receive(url: str, sink: IO[bytes], report: Callable[[int], None] = lambda d
         time.sleep(seconds)
 
 
-def _append(url: str, sink: IO[bytes], have: int, report: Callable[[int], None]) -> None:
+def _append(url: str, sink: IO[bytes], have: int, report: Callable[..., None]) -> None:
     """Request the bytes from `have` on and write them; a server may ignore the range and send the whole file."""
     if urlsplit(url).scheme not in ("http", "https"):  # urllib would open files of this machine too
         raise UserError("bad-url", f"{url} is not a URL that can be downloaded; it must begin with https:// or http://")
@@ -214,6 +214,6 @@ def _append(url: str, sink: IO[bytes], have: int, report: Callable[[int], None])
             with writing(getattr(sink, "name", url)):  # a full disk is not a bad connection
                 sink.write(block)
                 sink.flush()
-            report(sink.tell())
+            report(sink.tell(), 0 if expected is None else start + expected)
         if expected is not None and sink.tell() - start < expected:
             raise http.client.IncompleteRead(b"", start + expected - sink.tell())

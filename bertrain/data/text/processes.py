@@ -21,7 +21,7 @@ CURE = "run again, perhaps with fewer --workers"
 
 @contextmanager
 def process_pool(workers: int) -> Iterator[ProcessPoolExecutor]:
-    """A pool of `workers` processes; tasks not begun when the body ends are cancelled."""
+    """A pool of `workers` processes; tasks not begun when the body ends are canceled."""
     # Spawned, not forked: a fork copies locks that other threads hold.
     context = multiprocessing.get_context("spawn")
     with _Pool(workers, mp_context=context, initializer=_end_with_parent) as pool:

@@ -13,8 +13,11 @@ SECONDS_BETWEEN_LINES = 10.0
 
 
 @contextmanager
-def progress(label: str, total: int) -> Iterator[Callable[[int], None]]:
-    """Yields a function to call with the bytes done, of `total`: a bar on a terminal, else a line every few seconds."""
+def progress(label: str, total: int = 0) -> Iterator[Callable[..., None]]:
+    """Yields a function to call with the bytes done, and their total once it is known (0: it is not).
+
+    It draws a bar on a terminal, else it prints a line every few seconds.
+    """
     if not sys.stderr.isatty():
         yield _lines(label, total)
         return
@@ -24,18 +27,18 @@ def progress(label: str, total: int) -> Iterator[Callable[[int], None]]:
     columns = (TextColumn("{task.description}"), BarColumn(), DownloadColumn(), TransferSpeedColumn())
     with Progress(*columns, TimeRemainingColumn(), console=Console(stderr=True)) as bar:
         task = bar.add_task(label, total=total or None)
-        yield lambda done: bar.update(task, completed=done)
+        yield lambda done, of=total: bar.update(task, completed=done, total=of or None)
 
 
-def _lines(label: str, total: int) -> Callable[[int], None]:
+def _lines(label: str, total: int) -> Callable[..., None]:
     last = time.monotonic()
 
-    def report(done: int) -> None:
+    def report(done: int, of: int = total) -> None:
         nonlocal last
         now = time.monotonic()
         if now - last >= SECONDS_BETWEEN_LINES:
             last = now
-            share = f" of {total / 1e6:,.0f} MB, {done / total:.0%}" if total else " MB"
+            share = f" of {of / 1e6:,.0f} MB, {done / of:.0%}" if of else " MB"
             print(f"{label}: {done / 1e6:,.0f}{share}", file=sys.stderr, flush=True)
 
     return report

@@ -87,6 +87,10 @@ class SquadTask:
         version = VERSIONS[settings.task.name]
         if folder.is_file():
             return SquadTask(settings.task.name, settings, vocabulary, {SINGLE: folder})
+        if not folder.is_dir():
+            raise UserError(
+                "not-a-folder", f"--data {folder} is neither a file nor a folder; name that of SQuAD's files"
+            )
         found = {split: find_file(folder, prefixes, version) for split, prefixes in PREFIXES.items()}
         files = {split: path for split, path in found.items() if path is not None}
         if not files:
