@@ -6,15 +6,17 @@ import os
 import signal
 import socket
 import sys
+import time
 from pathlib import Path
 
 import pytest
 
+from bertrain.base.files import try_lock
 from bertrain.base.formatting import counted
 from bertrain.run import checkpoint
 from bertrain.training.start import pretrain
 from tests import helpers
-from tests.launched import Launched, records
+from tests.launched import PATIENCE_S, Launched, records
 
 pytestmark = pytest.mark.services
 ENDLESS = 100000
@@ -29,6 +31,15 @@ def agent(folder: Path, name: str, port: int, arguments: list[str], *, is_host: 
     ]
     command = [sys.executable, "-m", "torch.distributed.run", *options, "-m", "--", "bertrain", *arguments]
     return Launched(command, folder, name, TORCH_DISABLE_SHARE_RDZV_TCP_STORE="1")
+
+
+def wait_for_ranks(run: Path) -> None:
+    """An agent that is aborted leaves its rank, which saves and ends by itself."""
+    deadline = time.monotonic() + PATIENCE_S
+    with open(run / ".lock", "a") as lock:
+        while not try_lock(lock):
+            assert time.monotonic() < deadline, "the rank that holds the run has not ended"
+            time.sleep(0.1)
 
 
 def test_with_fewer_and_with_more_nodes_the_losses_are_the_same(tmp_path: Path) -> None:
@@ -64,12 +75,14 @@ def test_with_fewer_and_with_more_nodes_the_losses_are_the_same(tmp_path: Path) 
             one.process.send_signal(signal.SIGTERM)
         # torchrun knows no code but 1. Its keep-alive thread aborts it if Python ends during a call to the store.
         assert first.wait() in (1, -signal.SIGABRT)
+        wait_for_ranks(run)
     finally:
         for one in agents:
             one.kill()
 
     losses = helpers.losses(run)
-    assert checkpoint.step_of(checkpoint.whole_checkpoints(run)[-1]) == len(losses), "the ranks saved before they ended"
+    newest = checkpoint.whole_checkpoints(run / "checkpoints")[-1]
+    assert checkpoint.step_of(newest) == len(losses), "the ranks saved before they ended"
     pretrain(helpers.tiny_settings(train__max_steps=len(losses), **settings), data, calm)
     for step, (loss, expected) in enumerate(zip(losses, helpers.losses(calm), strict=True), start=1):
         assert loss == pytest.approx(expected, rel=1e-4), f"step {step}"
