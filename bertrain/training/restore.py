@@ -197,7 +197,7 @@ def _begin_with(init: InitWeights, state: TrainState, run: Run, data: DataSource
     if POSITIONS in weights.tensors and len(weights.tensors[POSITIONS]) < len(parameters[POSITIONS]):
         initialized.append(f"positions {len(weights.tensors[POSITIONS])} to {len(parameters[POSITIONS]) - 1}")
     left_over = [*weights.left_over, *(name for name in weights.tensors if name not in places.values())]
-    for what, names in (("initialized afresh", initialized), ("left over", left_over)):
+    for what, names in (("newly initialized", initialized), ("left over", left_over)):
         if names:
             console.say(f"  {what}: {few(names)}")
             console.detail(f"  {what}, all: {', '.join(names)}")
@@ -212,7 +212,7 @@ def _begin_with(init: InitWeights, state: TrainState, run: Run, data: DataSource
         state.optimizer.load(fit_moments(init.moments, parameters), num_updates)
         console.say(f"  optimizer: its state after {num_updates:,} updates is kept")
     else:
-        console.say("  optimizer: begins anew")
+        console.say("  optimizer: starts with a new state")
     init.release()
 
 

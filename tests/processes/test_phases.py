@@ -27,7 +27,7 @@ def test_two_phases_by_the_command_line(tmp_path: Path) -> None:
         "--train.max_steps", 3,
     ).out  # fmt: skip
     assert f"beginning with the weights of {one / 'checkpoints' / 'step-00000004'}: 38 tensors taken" in said
-    assert "initialized afresh: positions 128 to 255" in said
+    assert "newly initialized: positions 128 to 255" in said
     assert "after 4 updates" in said
     assert len(helpers.losses(two)) == 3
     assert checkpoint.read_progress(two / "checkpoints" / "step-00000003").updates == 4 + 3

@@ -84,7 +84,7 @@ def test_a_head_is_taken_where_it_fits_and_said_where_it_does_not(
 
     kept = begun("same", mini.table)
     assert "33 tensors taken" in kept
-    assert "afresh" not in kept
+    assert "newly initialized" not in kept
     rows = (mini.table / "train.csv").read_text().splitlines()
     for name, lines in (
         ("two", [row for row in rows if not row.endswith("blue")]),
@@ -92,10 +92,10 @@ def test_a_head_is_taken_where_it_fits_and_said_where_it_does_not(
     ):
         (tmp_path / f"{name}-data").mkdir()
         (tmp_path / f"{name}-data" / "train.csv").write_text("\n".join(lines) + "\n")
-    assert "initialized afresh: answer.classify.weight, answer.classify.bias" in begun("two", tmp_path / "two-data")
+    assert "newly initialized: answer.classify.weight, answer.classify.bias" in begun("two", tmp_path / "two-data")
     assert "though its classes were blue, green, red" in begun("renamed", tmp_path / "renamed-data")
     other = begun("other", mini.questions, "squad/v1.1")
-    assert "initialized afresh: answer.score.weight, answer.score.bias" in other
+    assert "newly initialized: answer.score.weight, answer.score.bias" in other
     assert "left over: answer.pool.weight" in other
 
     settings = helpers.tiny_settings(train__max_steps=1, model__initial_bias="frequencies")
@@ -103,7 +103,7 @@ def test_a_head_is_taken_where_it_fits_and_said_where_it_does_not(
     pretrain(settings, data, tmp_path / "further", init=str(tmp_path / "out"))
     further = capsys.readouterr().out
     assert "31 tensors taken" in further
-    assert "initialized afresh: masked_words.bias" in further
+    assert "newly initialized: masked_words.bias" in further
     weights = helpers.final_weights(tmp_path / "further")
     opened = open_data(data)
     shares = torch.from_numpy(word_shares(opened, range(len(opened)))).float()

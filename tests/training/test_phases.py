@@ -76,7 +76,7 @@ def test_a_reset_optimizer_begins_anew(first: Path, tmp_path: Path, capsys: pyte
     pretrain(
         helpers.tiny_settings(train__max_steps=2), tmp_path / "short" / "data", tmp_path / "second", init=str(first)
     )
-    assert "optimizer: begins anew" in capsys.readouterr().out
+    assert "optimizer: starts with a new state" in capsys.readouterr().out
     assert checkpoint.read_progress(tmp_path / "second" / "checkpoints" / "step-00000002").updates == 2
 
 

@@ -166,12 +166,12 @@ def test_a_head_for_texts_is_no_head_for_words(
     settings = settings_for("classify", train__max_steps=1, log__level="normal", task__hold_out=0)
     finetune(settings, tmp_path / "train.csv", tmp_path / "texts", init=str(tagger))
     said = " ".join(capsys.readouterr().out.split())
-    fresh = said.split("initialized afresh: ")[1].split(" left over: ")[0]
+    fresh = said.split("newly initialized: ")[1].split(" left over: ")[0]
     assert "answer.classify.weight, answer.classify.bias" in fresh
     settings = settings_for("tag", train__max_steps=1, log__level="normal")
     finetune(settings, mini.names, tmp_path / "words", init=str(tmp_path / "texts"))
     said = capsys.readouterr().out
-    assert "initialized afresh: answer.classify.weight, answer.classify.bias" in said
+    assert "newly initialized: answer.classify.weight, answer.classify.bias" in said
 
 
 def test_killed_and_resumed_is_bitwise_undisturbed(mini: Miniature, tmp_path: Path) -> None:

@@ -135,7 +135,7 @@ def test_a_model_saved_by_transformers_begins_a_run(
     assert "39 tensors" in said
     fresh = ["masked_words.transform.weight", "masked_words.transform.bias", "masked_words.norm.weight"]
     fresh += ["masked_words.norm.bias", "masked_words.bias", "next_sentence.classify.weight"]
-    (line,) = [line for line in said.splitlines() if "initialized afresh, all:" in line]
+    (line,) = [line for line in said.splitlines() if "newly initialized, all:" in line]
     assert sorted(line.split(": ")[1].split(", ")) == sorted([*fresh, "next_sentence.classify.bias"])
     before, after = read_weights(exported).tensors, read_weights(tmp_path / "run").tensors
     for name in set(before) - set(line.split(": ")[1].split(", ")):
