@@ -28,7 +28,7 @@ from bertrain.kernels.arguments import (
 from bertrain.kernels.cpu_library import DOUBLE, FLOAT, INT, LONG, SEED, UINT32, call, thread_count
 from bertrain.kernels.random import attention_threshold, dropout_threshold
 
-ROWS_AT_ONCE = 256
+ROWS_PER_SUM = 256
 
 
 def _partials(*shape: int) -> Tensor:
@@ -154,7 +154,7 @@ def column_sums(partials: Tensor, outs: list[Tensor], *, accumulate: bool = Fals
 def row_sum(x: Tensor) -> Tensor:
     """The sum of bf16 rows in float32. PyTorch converts its input to float32 first, so it gets a few rows at a time."""
     total = torch.zeros(x.shape[1])
-    for rows in x.split(ROWS_AT_ONCE):
+    for rows in x.split(ROWS_PER_SUM):
         total += rows.sum(0, dtype=torch.float32)
     return total
 
