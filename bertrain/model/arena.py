@@ -1,8 +1,8 @@
 """The arena: one flat buffer for all parameters and another for their gradients.
 
-Every tensor of the model becomes a view into one buffer, its gradient a view into the other. Zeroing, norms, moments,
-sums over ranks (a bucket is a range) and a sharded optimizer (a shard is a range) are then operations on one buffer
-whose layout never changes. DistributedDataParallel rebuilds its buckets after the first backward pass, so that a
+Every parameter of the model becomes a view into one buffer, its gradient a view into the other. Zeroing, norms,
+moments, sums over ranks (a bucket is a range) and a sharded optimizer (a shard is a range) are then operations on one
+buffer whose layout never changes. DistributedDataParallel rebuilds its buckets after the first backward pass, so that a
 resumed run would sum in another order than an uninterrupted one.
 """
 

@@ -6,7 +6,7 @@ of similar length, padded to the group's length and masked; no tensor has the si
 `VarlenPlan` calls PyTorch's own attention over `cu_seqlens`, whose shapes do not depend on the lengths, so
 torch.compile compiles it once.
 
-With a `window`, a token attends only to tokens at most so many positions away. Letters as in bert.py.
+With a `window`, a token attends only to tokens at most `window` positions away. Letters as in bert.py.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ BLOCK_WINDOWS = 2  # queries of a block with a window, in windows: it reads four
 
 
 class AttentionPlan(Protocol):
-    """How a bin's attention is computed."""
+    """Computes the attention of a bin."""
 
     def attend(self, qkv: Tensor, dropout_rate: float, window: int | None = None) -> Tensor:
         """Attention within each sequence, [T, 3, H, D] -> [T, H, D]."""
@@ -165,7 +165,8 @@ def _attend_nearby(q: Tensor, k: Tensor, v: Tensor, group: Group, dropout_rate: 
 class _Rows(torch.autograd.Function):
     """The rows `index` of `x`. The gradient of `x` is the rows `inverse` of the result's, zero where `is_unread`.
 
-    Autograd would add the gradient of rows in any order. Here at most one row of the result counts for each row of `x`.
+    Autograd would sum the gradients of repeated rows in any order. Here at most one row of the result contributes to
+    the gradient of each row of `x`.
     """
 
     @staticmethod

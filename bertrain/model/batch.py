@@ -1,4 +1,4 @@
-"""The Batch: the tokens of one bin in one dimension, with everything that the model reads."""
+"""The Batch: the tokens of one bin in one dimension, and the other inputs of the model."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class Batch:
     num_sequences: int
     num_predictions: int
     answer_weights: Tensor | None = None  # [S, 1] or as `answers`: factors of the loss; None: all are 1
-    replaced: Tensor | None = None  # [T] for replaced-token detection: 1 replaced, 0 original, -100 not asked
+    replaced: Tensor | None = None  # [T] for replaced-token detection: 1 replaced, 0 original, -100 ignored
 
     def _tensors(self) -> list[tuple[str, Tensor]]:
         return [(name, value) for name, value in vars(self).items() if isinstance(value, Tensor)]

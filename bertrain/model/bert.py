@@ -1,7 +1,8 @@
 """BERT on packed sequences: the encoder of Devlin et al. (2018) with its two pre-training heads.
 
-Ranks, precision and checkpoints are applied from `training/`. This file is the specification of the fused path
-(fused.py). After a change here, models train without it, compiled or plain, until it follows; see fused_check.py.
+Ranks, precision and checkpoints are applied from `training/`. This file specifies what the fused path (fused.py)
+computes. After a change here, models train with the compiled or plain engine until the fused path is changed too; see
+fused_check.py.
 
 Letters in shape comments: T tokens of a bin, S sequence slots, P prediction slots, E hidden size,
 F intermediate size, H heads, D head size, V vocabulary (padded).

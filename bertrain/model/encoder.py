@@ -1,4 +1,4 @@
-"""What the model families share: the heads on an encoder, and the rows of a bin that each of them reads.
+"""The parts that all model families share: the heads on an encoder, and the rows of a bin that each of them reads.
 
 A family (bert.py, modern.py) is an `EncoderModel` with its own embeddings, layers and heads; families.py chooses it.
 Letters in shape comments: T tokens of a bin, S sequence slots, P prediction slots, E hidden size.
@@ -80,7 +80,7 @@ class EncoderModel(nn.Module):
 def split_parts(name: str) -> int:
     """Number of the reference's tensors that the parameter `name` stacks along its first axis.
 
-    Query, key and value are one matrix here, so that one product computes them; an optimizer with layer-wise rates
-    treats them as three tensors.
+    Query, key and value are one matrix here, so that one product computes them; LAMB, Muon and StableAdamW treat them
+    as three tensors.
     """
     return 3 if name.endswith("qkv.weight") else 1

@@ -1,16 +1,16 @@
-"""A model's forward and backward pass by hand, on the kernels: the numbers of `bert.py` and `modern.py`, several times
+"""A model's forward and backward pass by hand, on the kernels: the results of `bert.py` and `modern.py`, several times
 as fast.
 
 These two under autograd are the specification. Autograd cannot express three things that make this path fast: products
-write weight gradients in float32 straight into the arena, the next kernel adds the two gradients that meet at each
-residual, and the kernel that computes a tensor also writes its FP8 copy. Products read a 16-bit copy of the weights
-that the optimizer updates, and the biases that they add. So does the masked-word head its LayerNorm; all other biases
-and LayerNorm parameters are read in float32.
+write weight gradients in float32 directly into the arena, the next kernel adds the two gradients at each residual, and
+the kernel that computes a tensor also writes its FP8 copy. Products read weights and biases from a 16-bit copy, which
+the optimizer updates; so does the LayerNorm of the masked-word head. All other biases and LayerNorm parameters are read
+in float32.
 
 The last layer is computed only for the rows that heads read, the masked words and [CLS]: about a sixth of all rows. The
 span head reads all of them, and so does pooling by mean or maximum; the tag head those of the words that it labels.
 
-Here is what a pass over a bin does, for either family; their layers and embeddings are in fused_bert.py and
+This file has the pass over a bin, for both families; their layers and embeddings are in fused_bert.py and
 fused_modern.py.
 
 Letters as in bert.py. The gradient of a tensor `x` is called `dx`.
@@ -70,7 +70,7 @@ class FusedModel:
         return Scales(of_layer * self.settings.num_layers + of_matrices, device)
 
     def refresh(self) -> None:
-        """Copy the weights of the arena, which have changed, to the 16-bit and FP8 copies."""
+        """Update the 16-bit and FP8 copies after the weights in the arena have changed."""
         self.values16.copy_(self.arena.values)
         self.requantize()
 
@@ -85,11 +85,11 @@ class FusedModel:
     def first_offset(self, layer: int) -> int:
         """The arena offset above which a layer's backward pass completes the gradient, with those of later layers.
 
-        What a layer has before its first matrix is LayerNorm of its input: the layer below ends with it.
+        A LayerNorm before the layer's first matrix belongs to the layer below, which completes its gradient.
         """
         return self.arena.places[f"layers.{layer}.qkv.weight"][0]
 
-    # --- what the families have each their own of ---------------------------------------------------
+    # --- implemented by each family -----------------------------------------------------------------
 
     def _embed(self, batch: Batch, context: PassContext) -> tuple[Tensor, Tensor]:
         """The embedded rows [T, E], and their statistics for `_embed_backward`."""
@@ -102,11 +102,11 @@ class FusedModel:
         raise NotImplementedError
 
     def _enter(self, embedded: Tensor) -> Any:
-        """What the first layer takes."""
+        """The input of the first layer."""
         return Operand(embedded)
 
     def _leave(self, x: Any) -> Tensor:
-        """The rows that heads read, of what the last layer returns."""
+        """The rows that heads read, from the output of the last layer."""
         return x.in_16_bits
 
     # --- a pass over a bin --------------------------------------------------------------------------

@@ -1,7 +1,7 @@
-"""Checks that the source of the models is the one that the fused path implements.
+"""Checks that the fused path implements the present source of the models.
 
-fused*.py compute `bert.py` and `modern.py` by hand and would ignore a change of these, so that a run would silently
-train the old model. Hence the hash of the sources that they were written for is kept here.
+fused*.py compute `bert.py` and `modern.py` by hand. After a change of these files alone, a run would silently train the
+old model. So this file has the hash of the sources that fused*.py implement.
 
 After a change of one of them: change fused*.py to match, run tests/numerics/test_kernels_interpreted.py, and
 tests/gpu/test_fused.py and test_modern.py on a GPU. Once they pass, copy the new `fingerprint` to `WRITTEN_FOR`.

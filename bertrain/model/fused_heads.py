@@ -41,7 +41,7 @@ class ReplacedResult(NamedTuple):
 
 
 class FusedHeads:
-    """The heads on rows of the last layer. Gradients of parameters go into the arena."""
+    """The heads on rows of the last layer. They write the gradients of their parameters into the arena."""
 
     def __init__(self, settings: ModelSettings, views: ParameterViews) -> None:
         self.settings, self.views = settings, views

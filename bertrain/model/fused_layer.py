@@ -1,4 +1,4 @@
-"""The part of an encoder layer on the kernels that BERT's and ModernBERT's share; their own are in fused_bert.py and
+"""The common part of BERT's and ModernBERT's encoder layers on the kernels; the rest is in fused_bert.py and
 fused_modern.py.
 
 Letters as in bert.py. The gradient of a tensor `x` is called `dx`; `x8` is `x` in FP8.
@@ -91,6 +91,6 @@ def pick(values: Tensor, rows: Tensor | None) -> Tensor:
 
 
 def scatter(values: Tensor, rows: Tensor, num_rows: int) -> Tensor:
-    """Rows at their places among `num_rows`, zero elsewhere. Only empty slots, whose gradient is zero, share a row."""
+    """`values` at `rows` of `num_rows` rows, zero elsewhere. Only empty slots, whose gradient is zero, share a row."""
     out = torch.zeros(num_rows, values.shape[1], dtype=values.dtype, device=values.device)
     return out.index_add_(0, rows, values)

@@ -1,9 +1,9 @@
 """ModernBERT on the kernels, forward and backward by hand: its layer and its embeddings.
 
 LayerNorm comes before a branch, and the sum of residual and branch after it: one kernel adds a branch and normalizes
-the total for the next one. So a layer here ends with the LayerNorm of the layer above, or with the model's last. It
-takes and returns both: the residual, and its LayerNorm as an operand. In FP8, a LayerNorm has no 16-bit copy, since
-only products read it.
+the total for the next one. So a layer here ends with the LayerNorm of the layer above, or with the model's last. Its
+input and its output are pairs: the residual, and its LayerNorm as an operand. In FP8, a LayerNorm has no 16-bit copy,
+since only products read it.
 
 Letters as in bert.py. The gradient of a tensor `x` is called `dx`.
 """
@@ -41,7 +41,7 @@ from bertrain.model.modern import waves_at
 
 
 class Stream(NamedTuple):
-    """What layers hand on: the residual in 16 bits, and its LayerNorm."""
+    """The input and output of a layer: the residual in 16 bits, and its LayerNorm."""
 
     residual: Tensor
     normed: Operand
@@ -99,7 +99,7 @@ class ModernLayer(FusedLayer):
     ) -> None:
         super().__init__(settings, views, number, scales, recompute)
         self.window = settings.windows[number] or 0  # positions on each side; 0: all
-        self.rotary: Rotary  # which `FusedModern` sets: layers of one theta share it
+        self.rotary: Rotary  # set by `FusedModern`; layers with the same theta share it
         self.input_weight = views.value(f"{self.prefix}attention_norm.weight") if number else None
 
         def norm(name: str) -> tuple[Tensor, Tensor]:
@@ -150,7 +150,7 @@ class ModernLayer(FusedLayer):
         self, end: BranchEnd, x: Operand, residual: Tensor, context: PassContext
     ) -> tuple[Tensor, Operand, Tensor]:
         """The new residual, its LayerNorm, and the statistics of that."""
-        is_output = end is self.output and self.is_last  # which the heads read, in 16 bits
+        is_output = end is self.output and self.is_last  # the heads read it in 16 bits
         cast = None if is_output else self._cast(context, end.normed)
         full = is_output or not context.uses_fp8
         dropout = self._dropout(context, end.dropout)

@@ -1,5 +1,5 @@
-"""The self-test's child process, with one check more than the kernels': a small model of the run's widths, whose every
-gradient on the kernels is compared with autograd in float32. So a GPU that computes it wrongly trains no wrong model.
+"""The self-test's child process, with one check beyond those of single kernels: every gradient of a small model of the
+run's widths, computed by the kernels, is compared with autograd in float32.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ from bertrain.model.heads import pretraining_sums
 
 VOCABULARY, LAYERS = 192, 2
 TOLERANCE, TOLERANCE_FP8 = 5e-2, 0.4
-"""Of the gradient of each parameter: several times what rounding leaves, far less than what a wrong term does."""
+"""Of the gradient of each parameter: several times the rounding error, far below the error of a wrong term."""
 
 
 def whole_model(sizes: Sizes, device: str) -> tuple[float, float]:
-    """The largest relative error of a gradient, and what it may be; no dropout."""
+    """The largest relative error of a gradient, and the tolerance; no dropout."""
     settings = ModelSettings(
         family=sizes.family, vocab_size=VOCABULARY, hidden_size=sizes.hidden, num_heads=sizes.heads,
         intermediate_size=sizes.inner, num_layers=LAYERS, max_positions=max(LENGTHS), global_every=2,
@@ -72,7 +72,7 @@ def _run(fused: FusedModel, batch: Batch) -> None:
         pass
 
 
-# BERT has been trained on GPUs for long: for it, the checks of its kernels say enough about a new machine.
+# BERT's kernels have trained models on GPUs for longer, so for BERT the checks of single kernels are enough.
 self_test_checks.OF_MODELS["modern"] = {"whole model": whole_model}
 
 if __name__ == "__main__":

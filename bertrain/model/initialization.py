@@ -1,10 +1,10 @@
-"""Initial weights: those of BERT, or with less of the plateau on which a BERT spends its first millions of tokens.
+"""Initial weights: those of BERT, or others that shorten the plateau of the first millions of tokens.
 
-On the plateau a model predicts words by their frequency and copies the visible ones. Two settings shorten it.
-`initial_bias = "frequencies"` gives the output layer the frequencies: see `set_word_bias`. `initial_heads =
-"neighbours"` lets heads distinguish positions. Position embeddings start as waves, in which a step to the left or right
-is a rotation, and each head of the first layer starts with the rotation that attends one, two, ... positions away.
-Training can change all of it; only the start differs.
+On this plateau of the loss, a model predicts words by their frequency and copies the visible ones. Two settings shorten
+it. `initial_bias = "frequencies"` initializes the output bias with the frequencies: see `set_word_bias`. `initial_heads
+= "neighbours"` lets heads distinguish positions. Position embeddings start as sines and cosines, in which moving by a
+position is a rotation, and each head of the first layer starts with the rotation that attends one, two, ... positions
+away. Training can change all of these weights.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ SHORTEST_WAVE, LONGEST_WAVE = 2.2, 130.0  # in positions
 
 
 class _WithoutInit(TorchFunctionMode):
-    """Skips torch.nn.init: wasted time, and on the meta device it imports torch's compiler, for seconds."""
+    """Skips torch.nn.init: its values are overwritten, and on the meta device it imports torch's compiler for seconds."""
 
     def __torch_function__(
         self, func: Callable, types: object, args: tuple = (), kwargs: Mapping[str, Any] | None = None
@@ -77,7 +77,7 @@ def initialize(model: EncoderModel, seed: int, names: Collection[str] | None = N
         model.embeddings.words.weight[model.settings.vocab_size :].zero_()
         if model.settings.initial_heads == "neighbours":
             assert isinstance(model, Bert)
-            _look_at_neighbours(model)
+            _attend_to_neighbors(model)
 
 
 def set_word_bias(model: EncoderModel, shares: Tensor) -> None:
@@ -113,7 +113,7 @@ def draw_normal(shape: torch.Size, deviation: float, generator: torch.Generator)
     return drawn.erfinv_().mul_(math.sqrt(2) * deviation).clamp_(-limit, limit)
 
 
-def _look_at_neighbours(model: Bert) -> None:
+def _attend_to_neighbors(model: Bert) -> None:
     settings = model.settings
     size = settings.head_size // 2 * 2  # pairs of a sine and a cosine
     waves = position_waves(settings.max_positions, size)
@@ -124,11 +124,11 @@ def _look_at_neighbours(model: Bert) -> None:
     weight = first.qkv.weight.unflatten(0, (3, settings.num_heads, settings.head_size))
     query, key = weight[0].zero_(), weight[1].zero_()  # [H, D, E]
     for head in range(settings.num_heads):
-        query[head, :size, :size].copy_(shift(neighbour_of(head), size))
+        query[head, :size, :size].copy_(shift(neighbor_of(head), size))
         key[head, :size, :size].copy_(torch.eye(size))
 
 
-def neighbour_of(head: int) -> int:
+def neighbor_of(head: int) -> int:
     """The relative position that a head initially attends to: -1, 1, -2, 2, -3, ..."""
     distance = head // 2 + 1
     return -distance if head % 2 == 0 else distance

@@ -1,8 +1,8 @@
 """ModernBERT on packed sequences: the encoder of Warner et al. (2024) with its prediction head.
 
-Against bert.py: LayerNorm before each branch instead of after it, no biases, rotated queries and keys (RoPE) instead of
-position embeddings, a gated feed-forward network (GeGLU), no segments and no next-sentence prediction. All but every
-`global_every`-th layer attend within a window. Dropout is where Transformers has it.
+Differences from bert.py: LayerNorm before each branch instead of after it, no biases, rotated queries and keys (RoPE)
+instead of position embeddings, a gated feed-forward network (GeGLU), no segments and no next-sentence prediction. All
+but every `global_every`-th layer attend within a window. Dropout is where Transformers has it.
 
 Letters in shape comments: as in bert.py.
 """

@@ -1,4 +1,4 @@
-"""Embeddings: one vector per sequence, pooled from the last layer. Their head has no parameters, so it is no module.
+"""Embeddings: one vector per sequence, pooled from the last layer. This head has no parameters, so it is not a module.
 
 Letters as in bert.py. Pooling is computed in float32, whatever the precision of the encoder.
 """

@@ -1,6 +1,6 @@
 """Sums of losses and of correct predictions over bins, and their layout as one vector.
 
-On a device they are one vector, so that bins, and ranks, add them in one operation. Only this file knows its order.
+On a device they are one vector, so that bins and ranks add them in one operation. Only this file defines its order.
 """
 
 from __future__ import annotations

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from bertrain.config.settings import ModelSettings
 from bertrain.model.bert import Bert, Layer
-from bertrain.model.initialization import draw_normal, initialize, neighbour_of, position_waves, shift
+from bertrain.model.initialization import draw_normal, initialize, neighbor_of, position_waves, shift
 from tests import helpers, whole_model
 
 
@@ -37,7 +37,7 @@ def test_a_shift_moves_every_position_as_far(places: int, size: int) -> None:
 
 
 def test_heads_take_turns_to_the_left_and_right() -> None:
-    assert [neighbour_of(head) for head in range(7)] == [-1, 1, -2, 2, -3, 3, -4]
+    assert [neighbor_of(head) for head in range(7)] == [-1, 1, -2, 2, -3, 3, -4]
 
 
 @given(seed=st.integers(0, 2**30))
@@ -53,7 +53,7 @@ def test_each_head_looks_at_its_neighbour_whatever_the_words(seed: int) -> None:
         query, key, _ = first.qkv(model.embeddings(batch)).unflatten(-1, (3, first.heads, first.head_size)).unbind(1)
     looked_at = torch.einsum("qhd,khd->hqk", query, key).argmax(-1)
     for head in range(first.heads):
-        there = torch.arange(length) + neighbour_of(head)
+        there = torch.arange(length) + neighbor_of(head)
         exists = (there >= 0) & (there < length)
         assert (looked_at[head] == there)[exists].float().mean() > 0.85, head
 
