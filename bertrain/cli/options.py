@@ -182,7 +182,7 @@ def refuse_misspelled(command: Any, words: Sequence[str]) -> None:
 
 
 def brief_help(context: Any) -> str:
-    """What a command does and requires, for whoever typed it alone."""
+    """What a command does and requires; shown if it is called without arguments."""
     formatter = context.make_formatter()
     command = context.command
     command.format_usage(context, formatter)

@@ -261,7 +261,7 @@ def fill_mask(
 
 
 def _finish(run: Path) -> None:
-    """The last line: what was made, and what to type next; printed by the first rank."""
+    """The last line: the result, and the next command to type; printed by the first rank."""
     from bertrain.run.folder import TRAIN_PLAN, Run
 
     if is_first_rank() and (run.absolute().parent / TRAIN_PLAN).is_file():

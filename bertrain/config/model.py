@@ -57,14 +57,14 @@ class ModelSettings:
     initial_bias: Literal["zero", "frequencies"] = setting(
         "zero",
         "bias of the masked-word output of a new model. zero: as in BERT; frequencies: the logarithm of each word's "
-        "share of the training data. Training then does not begin by learning how frequent words are, which keeps a "
-        "deep model on a plateau for millions of tokens",
+        "share of the training data, so that training need not learn word frequencies first; on CPUs, deep models then "
+        "leave the first plateau of the loss sooner",
     )
     layer_norm_eps: float = setting(1e-12, "epsilon inside LayerNorm", min=0)
     nsp: bool = setting(True, "also train next-sentence prediction, not only masked words (bert only)", family="bert")
     rtd: float = setting(
         0.0,
-        "weight of the loss of replaced-token detection (ELECTRA): the model also says for each token whether "
+        "weight of the loss of replaced-token detection (ELECTRA): the model also predicts for each token whether "
         "data.generator, a smaller BERT, has replaced it. 0: not trained; 50: as in ELECTRA (bert only)",
         min=0,
         family="bert",

@@ -1,4 +1,4 @@
-"""The other sections of a run's settings. Each setting has a type, a default, a range and a help text.
+"""All sections of a run's settings but `model` and `task`. A setting has a type, a default, a range and a help text.
 
 `settings.py` joins all sections and refuses settings that contradict each other.
 """
@@ -33,7 +33,7 @@ class DataSettings:
     )
     max_predictions: int = setting(
         20,
-        "most masked words in one example; 0: those of data that is masked, else mask_probability x max_seq_length",
+        "most masked words in one example; 0: that of already masked data, else mask_probability x max_seq_length",
         min=0,
     )
     mask_probability: float = setting(
@@ -361,7 +361,7 @@ class LogSettings:
     )
     trackers: str = changeable(
         "auto",
-        "programs that also get settings and metrics, such as tensorboard,mlflow,wandb; auto: TensorBoard events in "
+        "programs that receive settings and metrics, such as tensorboard,mlflow,wandb; auto: TensorBoard events in "
         "the run folder, if TensorBoard is installed; none: no program",
         is_list=True,
     )

@@ -136,7 +136,7 @@ class Settings:
             raise UserError("too-many-predictions", f"{wrong}; lower it")
         question = self.task.max_query_length
         if self.task.name.startswith("squad/") and longest < question + 4:
-            wrong = f"task.max_query_length {question} leaves no room for text in data.max_seq_length {longest}"
+            wrong = f"task.max_query_length {question} leaves no tokens for text in data.max_seq_length {longest}"
             raise UserError("query-too-long", f"{wrong}; lower the first or raise the second")
 
     def _check_batch(self) -> None:
