@@ -1,4 +1,4 @@
-"""The output folder of a command that makes many things in it, and continues when it is called again."""
+"""The output folder of a command that runs several stages or runs in it, and continues when it is called again."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ CONTINUE = "free some space, then run the same command to continue"
 
 @contextmanager
 def locked(out: Path, description: str, *known: str) -> Iterator[None]:
-    """The folder OUT, made if need be, and used by this process alone. Without a result, none is left behind.
+    """Create the folder OUT if necessary, and lock it for this process; removes it if the body leaves no files.
 
     A folder without the file `description` is refused if it has files other than `known`.
     """
@@ -46,10 +46,10 @@ def locked(out: Path, description: str, *known: str) -> Iterator[None]:
 def read_begun(
     path: Path, request: Any, schema: Mapping[str, Any], arguments: Mapping[str, str], advice: str = ""
 ) -> dict[str, Any]:
-    """What `write_begun` wrote with a request, nothing without the file; refuses what another request began.
+    """Read what `write_begun` wrote; {} without the file. Refuses a folder that another request began.
 
-    A request is a dataclass with `overrides`; those of what is printed and logged may change. `arguments`: the names on
-    the command line of fields that are no option of their name. `advice`: what else a user can do.
+    A request is a dataclass with `overrides`, of which those of `log` may change. `arguments`: the names on the command
+    line of fields whose option has another name. `advice` is appended to the error.
     """
     if not path.is_file():
         return {}
@@ -69,7 +69,7 @@ def read_begun(
 
 
 def _lasting(request: Any) -> dict[str, Any]:
-    """The fields and settings of a request, without those of what is printed and logged."""
+    """The fields and settings of a request, without those of `log`."""
     values = asdict(request)
     settings = dict(values.pop("overrides"))
     return values | {name: value for name, value in settings.items() if not name.startswith("log.")}
@@ -85,6 +85,6 @@ def _describe(option: str, value: Any) -> str:
 
 
 def write_begun(path: Path, request: Any, **content: Any) -> None:
-    """Write a request, and what became of it so far."""
+    """Write a request and its state so far."""
     with writing(path, CONTINUE):
         write_atomically(path, json.dumps({"request": asdict(request)} | content, indent=1) + "\n")

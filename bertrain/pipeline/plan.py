@@ -66,7 +66,7 @@ class Text:
 
 @dataclass(frozen=True)
 class Machine:
-    """What trains: `devices` GPUs, or one CPU, and the training speed that a quick test of one gave."""
+    """The training device: `devices` GPUs, or one CPU, and the training speed of one, from a quick test."""
 
     name: str
     devices: int
@@ -81,7 +81,7 @@ class Machine:
 
 @dataclass(frozen=True)
 class Choice:
-    """One thing that was chosen, and why."""
+    """A choice and its reason."""
 
     what: str
     value: str
@@ -90,7 +90,7 @@ class Choice:
 
 @dataclass(frozen=True)
 class TrainingPlan:
-    """Everything that was chosen."""
+    """All choices, and the settings that follow from them."""
 
     recipe: str
     overrides: dict[str, str]
@@ -103,7 +103,7 @@ class TrainingPlan:
         return resolve(self.recipe, self.overrides | {"evaluate.data": str(held_out)})
 
     def lines(self) -> list[str]:
-        """The choices as a table, each with its reason; below a long value, such as a path, it has lines of its own."""
+        """The choices as a table, each with its reason; that of a long value, such as a path, has its own lines."""
         names = max(len(one.what) for one in self.choices)
         values = max((len(one.value) for one in self.choices if len(one.value) <= LONG_VALUE), default=0)
         column = names + values + 6
@@ -119,7 +119,7 @@ class TrainingPlan:
 
 @dataclass(frozen=True)
 class Rules:
-    """What the rules give for a text, a machine and a budget."""
+    """The results of the rules for a text, a machine and a budget."""
 
     size: Size
     why_size: str
@@ -127,7 +127,7 @@ class Rules:
     has_pairs: bool
     vocabulary: int
     tokens: int
-    """That the model reads within the budget."""
+    """Number of tokens that the model reads within the budget."""
     epochs: float
     step: int
     """Tokens of a step."""
@@ -147,15 +147,15 @@ def plan_training(
     initial: ModelSettings | None = None,
     given: Mapping[str, str] | None = None,
 ) -> TrainingPlan:
-    """Choose for a text, a machine and a budget. `given` are settings of the user, which stand above every choice.
+    """Choose for a text, a machine and a budget. `given` are settings of the user, which replace choices.
 
-    `initial` is the model of the weights `init`; if it is not known, they are taken for a BERT-Base.
+    `initial` is the model of the weights `init`; if it is unknown, a BERT-Base is assumed.
     """
     refuse_too_little(text)
     if size not in get_args(Size):
         raise UserError("invalid-value", f"--size is {size!r}; use {', '.join(get_args(Size))}")
     given, typed = dict(given or {}), tuple(given or {})
-    if not given.keys().isdisjoint(SETTING_OF["step"]):  # the other one measures no step then
+    if not given.keys().isdisjoint(SETTING_OF["step"]):  # the user's one sets the size, so the other is 0
         given = {"batch.sequences": "0", "batch.tokens": "0"} | given
     seconds = parse_duration(budget, "--budget")
     length = given.get("data.max_seq_length") or ("512" if seconds > LONG_RUN_S and machine.is_gpu else "128")

@@ -1,4 +1,4 @@
-"""What the user of `bertrain train` asked for, checked before anything is read or written."""
+"""The request of `bertrain train`, checked before anything is read or written."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ OF_BOTH = tuple(
         "deterministic", "seed", "hang_timeout",
     )
 )  # fmt: skip
-"""Settings that hold for pre-training and for the fine-tuning after it."""
+"""Settings that apply to pre-training and to the fine-tuning after it."""
 
 
 @dataclass(frozen=True)
 class Request:
-    """What the user asked for; the same command continues, another one is refused."""
+    """The user's arguments, kept in OUT: a command with the same arguments continues, another one is refused."""
 
     inputs: tuple[str, ...]
     budget: str
@@ -50,7 +50,7 @@ class Request:
         return {name: getattr(self, name) for name in names}
 
     def settings(self, *, of_task: bool) -> dict[str, str]:
-        """The user's settings of the fine-tuning, or of the pre-training; those of machine and log are of both."""
+        """The user's settings for fine-tuning, or for pre-training; those in OF_BOTH and `log` are for both."""
         return {
             key: value
             for key, value in self.overrides

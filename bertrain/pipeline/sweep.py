@@ -1,12 +1,12 @@
 """`bertrain sweep`: one run for each combination of some settings, several at once on this machine.
 
-OUT/sweep.json       what was asked for, and which runs are done
+OUT/sweep.json       the request, and the names of the runs that are done
 OUT/NAME             a run folder for each combination and seed
 OUT/output/NAME.txt  what its process printed
 OUT/report.html      the runs side by side, best first
 
-Each run is a process of `bertrain pretrain` or `bertrain finetune`, which continues what it finds in its folder. So the
-same command continues after an interruption at any point. `sweep_results.py` ranks the runs.
+Each run is a process of `bertrain pretrain` or `bertrain finetune`, which continues a run that exists. So the same
+command continues after an interruption at any point. `sweep_results.py` ranks the runs.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ Planned = dict[str, dict[str, str]]
 
 @dataclass(frozen=True)
 class Request:
-    """What the user asked for; the same command continues, another one is refused."""
+    """The user's arguments, kept in OUT: a command with the same arguments continues, another one is refused."""
 
     what: str
     """A recipe, or a task to fine-tune for."""
@@ -187,10 +187,10 @@ def _read_done(path: Path, request: Request) -> list[str]:
 
 @dataclass(frozen=True)
 class Fit:
-    """The memory that a run needs at most, what it is taken from, and how many such runs fit there."""
+    """The memory that the largest run needs, the memory there is, and how many such runs fit into it."""
 
     needed: int
-    room: str
+    available: str
     count: int
     num_gpus: int
 
@@ -206,7 +206,7 @@ def choose_slots(request: Request, planned: Planned, out: Path, asked: int) -> S
     count, because = count_at_once(len(planned), fit.count, len(cores), asked)
     bindings = assign_cores(cores, count, gpu_nodes(count) if fit.num_gpus else ())
     visible = os.environ.get("CUDA_VISIBLE_DEVICES") or ",".join(map(str, range(fit.num_gpus)))
-    reason = f"{count} at once ({because}); a run needs about {fit.needed / GIB:.2f} of {fit.room}"
+    reason = f"{count} at once ({because}); a run needs about {fit.needed / GIB:.2f} of {fit.available}"
     return Slots([one.cpus for one in bindings], visible.split(",") if fit.num_gpus else [], reason)
 
 
@@ -217,7 +217,7 @@ def count_at_once(left: int, fitting: int, num_cores: int, asked: int) -> tuple[
 
 
 def check_runs(request: Request, planned: Planned, out: Path) -> Fit:
-    """Resolve every run as its process will, refuse what one of them would, and estimate the memory of the largest."""
+    """Resolve every run as its process will, refuse invalid ones, and estimate the memory of the largest."""
     import torch
 
     from bertrain.planning.memory_fit import with_budget
@@ -252,9 +252,9 @@ def check_runs(request: Request, planned: Planned, out: Path) -> Fit:
 def _run_all(
     request: Request, waiting: Planned, out: Path, slots: Slots, done: list[str], total: int
 ) -> dict[str, str]:
-    """Run what is waiting, and note in sweep.json what is done; returns why runs failed, by their names.
+    """Run the waiting runs, and record in sweep.json those that are done; returns the errors of failed runs by name.
 
-    A signal goes on to the runs, which then save and end, and no other is started.
+    A signal is forwarded to the runs, which then save and exit, and no other run is started.
     """
     queue, free = [*reversed(waiting.items())], [*reversed(range(len(slots.cpus)))]
     running: dict[int, tuple[subprocess.Popen[bytes], str]] = {}  # by slot
@@ -290,7 +290,7 @@ def _run_all(
                     elif not received:
                         failed[name] = _last_words(out / OUTPUT / f"{name}.txt", code)
                         warn(f"{name} failed: {failed[name]}")
-    finally:  # none is left, unless this process fails
+    finally:  # no process is left to stop, unless this one fails
         for process, _ in running.values():
             process.terminate()
         for process, _ in running.values():
@@ -334,7 +334,7 @@ def _bound(cpus: Sequence[int]) -> Iterator[None]:
 
 
 def _wait_until_free(folder: Path) -> None:
-    """Wait until a run that a killed sweep had started has saved and ended."""
+    """Wait until a run that a killed sweep had started has saved and exited."""
     deadline = time.monotonic() + ENDING_S
     while Run.exists(folder) and time.monotonic() < deadline:
         with Run.open(folder).lock() as is_ours:

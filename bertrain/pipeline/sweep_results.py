@@ -1,4 +1,4 @@
-"""What a sweep found: the points of its grid, best first, as a table and as a report of its runs."""
+"""The results of a sweep: the points of its grid, best first, as a table and as a report of its runs."""
 
 from __future__ import annotations
 
@@ -43,11 +43,11 @@ class Point:
 
 @dataclass(frozen=True)
 class Swept:
-    """What `sweep` found."""
+    """The result of `sweep`."""
 
     folder: Path
     metric: str
-    """What runs are ranked by: the main metric of their evaluation, else the loss of their last steps."""
+    """The metric that ranks the runs: the main metric of their evaluation, else the loss of their last steps."""
     points: tuple[Point, ...]
     """By the mean of their runs, best first."""
     failed: dict[str, str]
@@ -85,7 +85,7 @@ def rank_runs(out: Path, done: Sequence[tuple[dict[str, str], Path]], failed: Ma
     metric = headline_of(list(evaluated[0])) if evaluated else None
     if metric is None:  # without evaluations
         evaluated = [read(run, run.name).summary.last for _, run in done]
-        # of pre-training, the part of the loss that has no setting in it
+        # in pre-training the masked-word loss, because settings such as model.rtd change the total loss
         metric = "mlm_loss" if all("mlm_loss" in last for last in evaluated) else "loss"
     sign = 1 if is_better_low(metric) else -1
 

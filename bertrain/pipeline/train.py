@@ -1,6 +1,6 @@
-"""`bertrain train`: one command from text to a model, by calling the commands below it in order.
+"""`bertrain train`: one command from text to a model, by calling the functions of other commands in order.
 
-OUT/plan.json     what was asked for, written first, and what was chosen, written before the training
+OUT/plan.json     the request, written first, and the choices, written before the training
 OUT/text          `data extract`: the text, a sentence per line, and held-out documents
 OUT/vocab.txt     `data vocab`
 OUT/data          `data prepare`: the examples to train on
@@ -11,8 +11,8 @@ OUT/report.html   `report`
 OUT/model         `weights export`: a Transformers folder with a model card
 OUT/recipe.toml   the run as a recipe, which `pretrain` repeats
 
-A stage whose result is there is not repeated, and each writes its result whole: so the same command continues after
-an interruption at any point.
+A stage whose result exists is not repeated, and each writes its result completely or not at all. So the same command
+continues after an interruption at any point.
 """
 
 from __future__ import annotations
@@ -46,8 +46,8 @@ from bertrain.run.folder import TRAIN_PLAN, Run
 from bertrain.run.records import EndRecord, EvaluationRecord, last_record
 
 ARGUMENTS = {"inputs": "TEXT", "evaluation_share": "--eval"}  # of a request, by its fields
-VOCABULARY_BYTES = 100 << 20  # of text, in evenly spaced documents: more text says hardly more about words
-USEFUL = 1.2  # times the baseline: below, a model knows little but frequencies
+VOCABULARY_BYTES = 100 << 20  # of text, in evenly spaced documents: more text hardly changes the vocabulary
+USEFUL = 1.2  # times the baseline accuracy: below this, a model has learned little but word frequencies
 
 RECIPE_HEAD = """# Repeats the run of `bertrain train` to the bit (on a GPU: if it was trained with --deterministic):
 # {again}
@@ -95,7 +95,7 @@ def train(
     """Train a BERT on text of any form, in about `budget` of training time, into the folder `out`.
 
     `evaluation_share` of the documents are held out. `task`, such as "classify=labels.csv", fine-tunes the result.
-    `overrides` are settings that stand above what is chosen. `nproc` are the ranks to start, 0: one for each GPU.
+    `overrides` are settings that replace the choices. `nproc`: ranks to start; 0: one for each GPU.
     Called again with the same arguments, it continues. Called by ranks, the first one prepares the text for all.
 
     Example: bertrain.train("articles", "my-bert", budget="30m")
@@ -141,7 +141,7 @@ def dry_run(inputs: str | Path | Iterable[str | Path], out: str | Path, *, nproc
 
 
 def _kept_plan(request: Request, out: Path) -> TrainingPlan | None:
-    """The plan in OUT, if there is one, with the settings of the log as they are asked for now."""
+    """The plan in OUT, if there is one, with the request's present settings of `log`."""
     advice = f"; --init {quote(str(out / 'run'))} starts from its weights"
     kept = read_begun(out / TRAIN_PLAN, request, {"plan": TrainingPlan | None}, ARGUMENTS, advice)
     plan: TrainingPlan | None = kept.get("plan")
@@ -158,7 +158,7 @@ def _plan(request: Request, out: Path, nproc: int) -> TrainingPlan:
     if kept := _kept_plan(request, out):
         tell(f"{out}: continuing, with the choices in {out / TRAIN_PLAN}")
         return kept
-    write_begun(out / TRAIN_PLAN, request, plan=None)  # if this is killed, no other request takes its text
+    write_begun(out / TRAIN_PLAN, request, plan=None)  # so that after a kill no other request continues with this text
     try:
         plan = _choose(_extract(request, out), request, nproc)
     except UserError:
@@ -192,7 +192,7 @@ def _choose(counts: Mapping[str, int], request: Request, nproc: int) -> Training
 
 
 def _initial_model(init: str) -> ModelSettings | None:
-    """The model of the weights to begin with; None if there are none, or those of the Hub, which are not here yet."""
+    """The model of the initial weights; None without any, or if they must be downloaded from the Hub first."""
     from bertrain.weights.source import open_source
 
     return None if not init or init.startswith(HUB_PREFIX) else open_source(init, hashes=False).settings
@@ -323,7 +323,7 @@ def _run_ranks(num_ranks: int, arguments: list[str], settings: Mapping[str, str]
 
 
 def measure_machine(device: str = "auto", nproc: int = 0) -> Machine:
-    """The device that a run of `nproc` ranks takes, and how fast it trains, by the speed of a matrix product."""
+    """The device that a run of `nproc` ranks uses, and its training speed, estimated from a matrix product."""
     import torch
 
     from bertrain.planning.speed import training_speed
@@ -386,7 +386,7 @@ def _results(out: Path) -> Trained:
 
 
 def summary(made: Trained) -> list[str]:
-    """What was made, how good it is, where it lies, how to use it, what to do next."""
+    """The model, its quality, its files, how to use it, and the next command."""
     settings = Run.open(made.run).settings
     metrics, model = made.metrics, settings.model
     shape = f"{model.num_layers} x {model.hidden_size}, {count_parameters(model)[0] / 1e6:.1f} M parameters"
