@@ -130,7 +130,7 @@ def checkpoint_stall() -> dict[str, Any]:
     settings = resolve("bert-large-phase2", [("train.precision", "bf16")])
     state = TrainState.build(settings, Ranks(0, 1, DEVICE))
     begin = time.perf_counter()
-    state.make_room_for_snapshots()
+    state.allocate_snapshots()
     room = time.perf_counter() - begin
     stalls, writes = [], []
     with tempfile.TemporaryDirectory() as folder:

@@ -56,7 +56,7 @@ class Muon(Adam):
             for segment in self.arena.segments
             if start <= segment.start < start + shape.numel()
         }
-        # Neighbors of a kind form one range: the padding between them is zero and stays zero.
+        # Adjacent segments of a kind form one range: the padding between them is zero and stays zero.
         kinds = groupby(self.segments, lambda segment: segment.rate and (MUON if segment.tensor in columns else ADAM))
         ranges = [(kind, list(segments)) for kind, segments in kinds]
         self._muon_ranges, self._adam_ranges = (
@@ -141,10 +141,10 @@ def orthogonalize_all(matrices: list[Tensor], dtype: torch.dtype) -> None:
 
 
 def orthogonalize(matrices: Tensor, dtype: torch.dtype) -> Tensor:
-    """U S V' to about U V', for each of a batch of matrices [N, rows, columns]: its singular values come near 1.
+    """Approximate U V' of U S V', for each of a batch of matrices [N, rows, columns]: singular values become about 1.
 
-    Newton-Schulz in odd polynomials of degree 5, whose coefficients bring even small singular values up within few
-    iterations, at the price that they end anywhere from 0.7 to 1.2. Computes in `dtype`; overwrites `matrices`.
+    Newton-Schulz iteration with odd polynomials of degree 5, whose coefficients raise even small singular values in few
+    iterations; they end between 0.7 and 1.2. Computes in `dtype`; overwrites `matrices`.
     """
     a, b, c = COEFFICIENTS
     norms = matrices.flatten(1).norm(dim=1).clamp_(min=SMALLEST_NORM)
@@ -159,7 +159,7 @@ def orthogonalize(matrices: Tensor, dtype: torch.dtype) -> Tensor:
 
 
 def operations(layers: int, width: int, inner: int, expanded: int) -> float:
-    """Floating-point operations of the products of one update, of an encoder of these sizes.
+    """Floating-point operations of the matrix products in one update of an encoder of these sizes.
 
     `expanded`: outputs of the first feed-forward product, twice `inner` with a gate.
     """

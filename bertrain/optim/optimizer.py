@@ -60,7 +60,7 @@ class Optimizer(ABC):
 
     @abstractmethod
     def update(self, gradient: Tensor, learning_rate: float, apply: Tensor) -> None:
-        """Update weights and buffers by `gradient`, and not at all if `apply` is 0. May overwrite `gradient`."""
+        """Update weights and buffers by `gradient`; change nothing if `apply` is 0. May overwrite `gradient`."""
 
     def slices(self, flat: Tensor) -> list[Tensor]:
         """The parts of a flat buffer to which weight decay and trust ratios apply."""

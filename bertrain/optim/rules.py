@@ -18,9 +18,9 @@ START = "start"  # this buffer of MADGRAD is initially a copy of the weights
 
 
 class Adam(Optimizer):
-    """Steps along a ratio of moments, with decoupled weight decay and a learning rate per segment.
+    """Base of the optimizers that divide a first moment by the root of a second, with decoupled weight decay.
 
-    Decay, and LAMB's ratio, apply to matrices only.
+    Weight decay and LAMB's trust ratio apply to matrices only. Each segment has its own factor on the learning rate.
     """
 
     def update(self, gradient: Tensor, learning_rate: float, apply: Tensor) -> None:

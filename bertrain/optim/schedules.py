@@ -13,7 +13,7 @@ def learning_rate(step: int, base: float, schedule: ScheduleSettings, max_steps:
 
     While step - start_warmup_step < warmup_steps, the rate is base * (step - start_warmup_step) / warmup_steps. Then it
     follows the decay, which counts from decay_start independently of the warm-up: from step 0 in MLPerf's reference,
-    with a jump after the warm-up; from the end of the warm-up, without a jump. From decay_steps on, the rate is base *
+    with a jump after the warm-up; from the end of the warm-up, without a jump. After decay_steps, the rate is base *
     floor. With warmup_share, the warm-up is that share of `max_steps`, and the decay counts from its end; with
     decay_share, from that share before `max_steps`.
     """

@@ -18,9 +18,11 @@ from bertrain.config.settings import ScheduleSettings, Settings
 from bertrain.run.checkpoint import Progress
 from bertrain.run.folder import Run
 
-UNKNOWN_STEPS = sys.maxsize  # so many that the rate does not decay, not even in its last bit
+UNKNOWN_STEPS = (
+    sys.maxsize
+)  # of a run whose end is not known: the learning rate does not decay, not even in its last bit
 RESERVE = 0.01  # of the time left, for the last save and for slower steps
-LOOK_SHARE = 0.02  # of the budget between two looks at the clock
+FIT_SHARE = 0.02  # of the budget between two fits
 TOLERANCE = 0.01  # a fit that moves the end of the run by less is not made
 EVALUATION_SHARE = 0.05  # of the budget, for all evaluations
 FEWEST_EXAMPLES = 100  # of an evaluation that is made smaller

@@ -13,8 +13,8 @@ from typing import Any, NoReturn
 from bertrain.base.errors import DivergedError, UserError
 from bertrain.base.machine import is_first_rank
 
-GO_ON, SAVE, FIT, END, STOP, REQUEUE, FAIL = range(7)
-"""Requests of a rank after each step: the largest of all ranks holds. SAVE, FIT and END come from the clock."""
+CONTINUE, SAVE, FIT, END, STOP, REQUEUE, FAIL = range(7)
+"""Requests of a rank after each step; all ranks act on the largest. SAVE, FIT and END come from the clock."""
 
 LAUNCHER = "BERTRAIN_LAUNCHER"
 """Variable with the process number of the launcher that starts this process directly."""
@@ -69,7 +69,7 @@ class StopSignal:
     def request(self) -> int:
         """The request of this rank. A person who presses Ctrl-C wants the prompt back, not a requeue."""
         if self.received is None:
-            return GO_ON
+            return CONTINUE
         return STOP if self.received == signal.SIGINT else REQUEUE
 
     @contextmanager

@@ -161,8 +161,10 @@ def read_best(folder: Path) -> int | None:
         return None
 
 
-def settle_best(folder: Path, progress: Progress) -> tuple[bool, str]:
-    """Make best.json agree with a run resumed at `progress`: whether its best checkpoint exists, and a warning if lost.
+def reconcile_best(folder: Path, progress: Progress) -> tuple[bool, str]:
+    """Make best.json agree with a run resumed at `progress`.
+
+    Returns whether the best checkpoint exists, and a warning if it is lost.
 
     The counters know which step was the best; best.json may be older (a kill between the two) or name a checkpoint that
     is damaged or gone.
@@ -245,7 +247,7 @@ def weights_digest(checkpoint: Path) -> str:
 def newest_whole(folder: Path, *, hashes: bool = True) -> tuple[Path | None, list[str]]:
     """The newest undamaged checkpoint, if there is one, and a warning for each newer one passed over.
 
-    The folder is listed anew for each: a run that goes on training removes some and writes others.
+    The folder is listed again each time: a run that is still training removes checkpoints and writes others.
     """
     warnings, seen = list[str](), set[Path]()
     while path := max(set(folder.glob("step-*")) - seen, default=None):
@@ -305,7 +307,7 @@ def _refusing_removed(checkpoint: Path) -> Iterator[None]:
     except (FileNotFoundError, RuntimeError):  # torch's, if safetensors opened a file that is gone before torch does
         if checkpoint.is_dir():
             raise
-        gone = f"the checkpoint {checkpoint} was removed while it was read, as by a run that goes on training"
+        gone = f"the checkpoint {checkpoint} was removed while it was read, as by a run that is still training"
         raise RemovedError("removed-checkpoint", f"{gone}; start the same command again") from None
 
 

@@ -173,18 +173,18 @@ class Run:
         write_atomically(folder / CONFIG, json.dumps(content, indent=1) + "\n")
 
     def computed(self) -> Settings:
-        """The settings to compute with: of data.generator the run has a copy, which does not change."""
+        """The settings to compute with: data.generator is the run's own copy, which does not change."""
         if not self.settings.data.generator:
             return self.settings
         return replace(self.settings, data=replace(self.settings.data, generator=absolute(self.folder / GENERATOR)))
 
     def continued(self, settings: Settings, data: Path) -> Run:
-        """This run with settings that may differ where they do not shape the training, and its data maybe elsewhere."""
+        """This run with other settings (only those that do not affect the result), and its data at this path."""
         evaluation = self.evaluation if settings.evaluate == self.settings.evaluate else {}
         return replace(self, settings=settings, data=data.resolve(), evaluation=evaluation)
 
     def refuse_foreign(self, checkpoint: Path, settings: dict[str, Any]) -> None:
-        """Refuse a checkpoint of a run with other settings, and name those that shape the training."""
+        """Refuse a checkpoint of another run; the error names the settings that differ and affect the result."""
         theirs = from_dict(settings)
         ours = self.settings.train
         if ours.budget and ours.fits.startswith(theirs.train.fits):  # it is older than some of the fits
@@ -213,7 +213,7 @@ class Run:
     def lock(self) -> Iterator[bool]:
         """Lock the run for this process; False if another holds it.
 
-        Under a launcher, wait a while: this rank may replace one that is still ending.
+        Under a launcher, waits up to ENDING_S seconds: this rank may replace one that is still exiting.
         """
         with writing(self.folder):
             lock = open(self.folder / ".lock", "w")  # noqa: SIM115 - held open until the run ends
@@ -235,7 +235,7 @@ class Run:
 
 
 def _with_fit(settings: Settings, measured: dict[str, Any]) -> Settings:
-    """Settings with the one length that an older version measured under `train.budget`, and kept beside them."""
+    """Settings with the fit of `train.budget` that older versions stored outside of the settings."""
     if not measured or settings.train.fits:
         return settings
     fits = f"{measured['measured_until']}:{measured['max_steps']}"
@@ -243,7 +243,7 @@ def _with_fit(settings: Settings, measured: dict[str, Any]) -> Settings:
 
 
 def read_starts(path: Path, schema: dict[str, Any] | None = None) -> list[dict[str, Any]]:
-    """The entries of environment.json or telemetry.json, one for each start, as far as the file is whole."""
+    """The entries of environment.json or telemetry.json, one for each start; invalid entries are left out."""
     starts: list[dict[str, Any]] = []
     with suppress(OSError, JsonError):
         for start in load_json(path, list[Any]):
@@ -260,7 +260,7 @@ def refuse_other_vocabulary(data: DataSource, expected_hash: str) -> None:
 
 
 def runs_in(folder: Path, depth: int = 1) -> list[Path]:
-    """The run folders in a folder, so many levels below it, by name."""
+    """The run folders `depth` levels below a folder, by name."""
     return sorted(
         config.parent for config in folder.glob(f"{'*/' * depth}{CONFIG}") if '"schema_version"' in read_text(config)
     )

@@ -80,9 +80,9 @@ class Stopwatch:
         return [earlier.elapsed_time(later) / 1e3 for earlier, later in pairwise(marks)]
 
     def moments(self, marks: list[Any]) -> list[float]:
-        """When each of these marks, in their order, was passed, by `clock.now`.
+        """The time of each of these marks, in order, by `clock.now`.
 
-        On a GPU the last one is waited for, and taken to be passed just then.
+        On a GPU this waits for the last mark, whose time is then the present.
         """
         if not self._on_gpu:
             return [clock.now() - (time.perf_counter() - mark) for mark in marks]
@@ -93,9 +93,9 @@ class Stopwatch:
 
 @dataclass
 class PendingStep:
-    """A step as the training loop reports it. `sums` and `verdict` may still be computed on the device."""
+    """A step as the training loop reports it. The device may still be computing `sums` and `verdict`."""
 
-    step: Step  # without its bins, whose memory is needed again
+    step: Step  # without its bins, to free their memory
     model: ModelSettings
     learning_rate: float
     sums: Tensor  # packed `Sums` over all ranks
@@ -145,9 +145,9 @@ class Metrics:
         self._pending.append(step)
 
     def flush(self) -> list[bool]:
-        """Write and report the pending steps. Returns for each whether it was fine.
+        """Write and report the pending steps. Returns for each whether it counts as good.
 
-        A step is fine if it was applied, skipped on request, or overflowed at a loss scale that can still shrink.
+        A step is good if it was applied, skipped on request, or overflowed at a loss scale that can still shrink.
         """
         if not self._pending:
             return []
@@ -198,7 +198,7 @@ class Metrics:
         verdict = Verdict.unpack(record.verdict)
         phases = self._stopwatch.seconds(record.marks)
         step, balance, skipped = record.step, record.step.balance, record.skipped
-        figures = averages(record.sums, step.num_predictions, step.num_sequences, record.model, step.num_tokens)
+        means = averages(record.sums, step.num_predictions, step.num_sequences, record.model, step.num_tokens)
         self._not_finite += not (verdict.applied or skipped)
         tokens, has_ranks = 0 if skipped else step.num_tokens, not skipped and len(balance.work) > 1
         return StepRecord(
@@ -210,7 +210,7 @@ class Metrics:
             applied=verdict.applied,
             skipped=skipped,
             not_finite=self._not_finite,
-            spike=self._is_spike(record, figures["loss"]),
+            spike=self._is_spike(record, means["loss"]),
             loss_scale=verdict.loss_scale,
             tokens_per_s=tokens / max(sum(phases), 1e-9),
             sequences_per_s=0.0 if skipped else step.num_sequences / max(sum(phases), 1e-9),
@@ -221,7 +221,7 @@ class Metrics:
             padding_share=math.nan if skipped else 1 - tokens / sum(balance.tokens),
             rank_tokens=tuple(balance.tokens) if has_ranks else None,
             rank_attention=tuple(balance.attention) if has_ranks else None,
-            **figures,
+            **means,
         )
 
     def _is_spike(self, record: PendingStep, loss: float) -> bool:
@@ -283,7 +283,10 @@ def averages(
 
     An evaluation replaces no words, and so needs no `num_tokens`.
     """
-    totals, num_predictions = unpack_sums(sums), max(1, num_predictions)  # data of others may have none in a step
+    totals, num_predictions = (
+        unpack_sums(sums),
+        max(1, num_predictions),
+    )  # data masked by other programs may have no masks in a step
     sequence_loss = totals["sequence_loss"] / num_sequences
     sequence_accuracy = totals["sequence_correct"] / num_sequences
     if model.head == "tag":

@@ -67,7 +67,7 @@ def time_shares(steps: Steps) -> str:
 
 
 def time_left(seconds: float) -> str:
-    """The time to the end of the run, where that is known."""
+    """The time to the end of the run, if it is known."""
     return f"{duration(seconds)} left" if math.isfinite(seconds) else ""
 
 

@@ -295,8 +295,8 @@ def drop_after(path: Path, step: int, num_kept: int = 0) -> list[StepRecord]:
     """Remove the records after `step`, the end of the run and a torn last line from a metrics file.
 
     A resumed run then records each step once. Returns the last `num_kept` steps that remain. Lines are copied one by
-    one, unchanged: there may be millions, a newer version may have written keys that this one does not know, and
-    damaged ones are no loss to hide: a report counts them.
+    one, unchanged: there may be millions, and a newer version may have written keys that this one does not know.
+    Damaged lines stay, because a report counts them.
     """
     if not path.is_file():
         return []

@@ -34,9 +34,9 @@ class SpikeWatch:
 
 
 class DivergenceWatch:
-    """Notices losses that stay far above those of the first steps: finite, but nothing is learned any more.
+    """Detects losses that stay far above those of the first steps: finite, but the model no longer learns.
 
-    It watches fine-tuning too, and a loss that rises too slowly for a spike.
+    Unlike spikes, this is also detected in fine-tuning, and if the loss rises slowly.
     """
 
     def __init__(self, losses: Iterable[float] = ()) -> None:
@@ -45,7 +45,7 @@ class DivergenceWatch:
         self._in_a_row = 0
 
     def has_diverged(self, loss: float) -> bool:
-        """Whether the loss has been too high for so long, with this step; true only once. Ignores steps left out."""
+        """Whether the loss has now been too high for WINDOW steps in a row; true only once. Ignores skipped steps."""
         if math.isnan(loss):
             return False
         if len(self._first) < MIN_STEPS:

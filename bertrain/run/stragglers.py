@@ -1,8 +1,8 @@
 """Measures each rank's own time, and warns of a rank that the others wait for.
 
 In synchronous training all ranks take the same time for a step: a slow one computes, the others wait in the all-reduce.
-So a rank's own time is that before the all-reduce: waiting for data, forward and backward. It is taken per token, since
-ranks may have different numbers of bins, and between the stopwatch's marks: on a GPU by events.
+So a rank's own time is the time before the all-reduce: waiting for data, forward and backward. It is divided by the
+rank's tokens, since ranks may have different numbers of bins. On a GPU it is measured with events.
 
 Ranks exchange their means for a log line, before which they wait for their devices anyway.
 """
@@ -21,7 +21,7 @@ from bertrain.config.settings import LogSettings
 from bertrain.run.records import RankMeans, RanksRecord
 
 IN_A_ROW, LEAST_S = 3, 5.0
-"""Log lines and seconds that a rank must be slow for before it is warned of: it may be disturbed once."""
+"""Log lines and seconds that a rank must be slow for before a warning: a single disturbance does not count."""
 HOST = "bertrain/host"
 Gather = Callable[[Sequence[float]], list[list[float]]]
 """Returns the numbers of every rank, in order."""

@@ -89,9 +89,9 @@ def parse_by_halves(
 ) -> tuple[list[pa.Table], int]:
     """The lines of a block as tables, in order, and the number of lines that were refused.
 
-    `parse` takes about a millisecond however little it parses, so lines of a refused block that are not `is_good` by
-    themselves go first. What is still refused is split in halves, again and again, until the bad lines are found. If
-    there are many, the rest of the block counts as bad too: a damaged file must not take minutes.
+    `parse` takes about a millisecond for any block, so from a refused block the lines that are not `is_good` by
+    themselves are removed first. If the rest is refused too, it is bisected until the bad lines are found. If these are
+    many, the remaining lines count as bad: a damaged file must not take minutes.
     """
     tables: list[pa.Table] = []
     num_unreadable, num_parsed, parts = 0, 0, [block]
@@ -120,7 +120,7 @@ def parse_by_halves(
 
 
 def _is_record(line: bytes) -> bool:
-    if b'"kind"' not in line or not line.rstrip().endswith(b"}"):  # which takes no time
+    if b'"kind"' not in line or not line.rstrip().endswith(b"}"):  # these tests are fast
         return False
     try:
         from_dict(parse_json(line, {"kind": str}))

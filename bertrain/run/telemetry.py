@@ -1,7 +1,7 @@
 """Writes telemetry.csv: a thread samples the sensors of the machine while a run trains, one row per sample.
 
-A failure here (no driver, no permission, a lost GPU, a full disk, a clock set back, an error in the thread) never stops
-the run; telemetry.json records what is missing and since when.
+No failure here stops the run (no driver, no permission, a lost GPU, a full disk, a clock set back, an error in the
+thread); telemetry.json records which columns are missing and since when.
 
 Both timestamps of a row are taken before its first sensor is read. `time` is `clock.now`, by which rows are joined with
 steps and kernel launches.

@@ -38,7 +38,7 @@ Points = Sequence[tuple[int, dict[str, float]]]
 
 @dataclass(frozen=True)
 class TrackedRun:
-    """What a tracker is told when a run starts or continues."""
+    """What a tracker gets when a run starts or continues."""
 
     folder: Path
     first_step: int
@@ -155,14 +155,14 @@ TRACKERS: dict[str, Callable[[TrackedRun], Tracker]] = {"tensorboard": TensorBoa
 
 
 class TrackerThread:
-    """Hands points to a tracker, which it opens itself; after a failure, to nobody."""
+    """Sends points to a tracker, which it opens in its thread; after a failure, drops them."""
 
     def __init__(self, name: str, run: TrackedRun) -> None:
         self.name = name
         self._queue: queue.Queue[Points | None] = queue.Queue(MOST_WAITING)
         self._has_failed = threading.Event()
         self.is_complete = False
-        """Whether the run has come to its end; set before `close`."""
+        """Whether the run is complete; set before `close`."""
         self._thread = threading.Thread(target=self._work, args=(run,), name=f"tracker {name}", daemon=True)
         self._thread.start()
 
@@ -209,7 +209,7 @@ def check_trackers(log: LogSettings) -> None:
 
 
 def start_trackers(log: LogSettings, run: TrackedRun, console: Console) -> list[TrackerThread]:
-    """The trackers of `log.trackers`, at work; TensorBoard is left out if nobody asked for it and it is missing."""
+    """Start the trackers of `log.trackers`; with `auto`, only those that are installed."""
     started = []
     for name in log.tracker_names():
         if is_installed(name):

@@ -1,7 +1,7 @@
 """Decides what is due after each step of a run: a log line, an evaluation, a save, the end.
 
-Every rank counts steps and examples alike. Only the first rank keeps time: its requests reach the others through the
-number on which ranks agree after each step.
+All ranks count the same steps and examples. Only the first rank measures time; the others receive its requests when
+ranks agree on the largest request after each step.
 """
 
 from __future__ import annotations
@@ -18,17 +18,17 @@ from bertrain.base.units import parse_duration, parse_fits, parse_steps
 from bertrain.config.settings import EvaluateSettings, Settings, TrainSettings
 from bertrain.data.feed.step_size import StepSize
 from bertrain.planning.convergence import mlperf_interval
-from bertrain.planning.time_budget import FORWARD_SHARE, LOOK_SHARE, UNKNOWN_STEPS, BudgetPlan, plan_budget, schedule_of
-from bertrain.ranks.signals import END, FIT, GO_ON, REQUEUE, SAVE, STOP
+from bertrain.planning.time_budget import FIT_SHARE, FORWARD_SHARE, UNKNOWN_STEPS, BudgetPlan, plan_budget, schedule_of
+from bertrain.ranks.signals import CONTINUE, END, FIT, REQUEUE, SAVE, STOP
 from bertrain.run.checkpoint import Progress
 
-FIRST_LOOK = 4  # steps after which a budget is first fitted; then after 8, 16, 32, ..., or more often by time
+FIRST_FIT = 4  # steps after which a budget is first fitted; then after 8, 16, 32, ..., or more often by time
 NUM_MARKS, MARK_SHARE = 8, 1 / 64  # the speed is that of the last eighth of the steps, at first of the last half
 SETTLED, SETTLE_SHARE = 1.25, 0.1
 """After each start, a budget is first fitted when the speed of the last half of the steps differs from that of the
 steps before by at most this factor, or after this share of the time that was left.
 
-The first steps compile kernels. A fit to their speed takes the run to be short, and so ends its warm-up at once.
+The first steps compile kernels. A fit to their low speed would expect a short run, and so end its warm-up at once.
 """
 
 
@@ -77,17 +77,17 @@ class Agenda:
         self._seconds_before = progress.seconds
         self.spent = {"evaluation": progress.evaluation_seconds, "saving": progress.saving_seconds}
         self._progress = progress
-        self._num_timed, self._next_look = 0, FIRST_LOOK
+        self._num_timed, self._next_fit = 0, FIRST_FIT
         self.start_clock()
         self.seconds_per_step = self._samples_per_step = math.nan
         self._has_settled, self._earlier = False, (0, math.nan)
-        """Whether the speed is that of the run; steps timed, and their speed, at the last look before it was."""
+        """Whether the speed has settled; the steps timed, and their speed, when this was last checked."""
         self._all_examples = num_examples
-        self._is_estimated = self._is_dear = False
+        self._is_estimated = self._are_slow = False
         self._seconds_per_example = math.nan
         """Of the newest evaluation."""
         self._best_step, self._best_accuracy = progress.best_step, progress.best_accuracy
-        self._left_out = parse_steps(settings.train.skip_steps, "train.skip_steps")
+        self._skipped = parse_steps(settings.train.skip_steps, "train.skip_steps")
         interval = evaluation_interval(settings.evaluate, settings.nominal_sequences)
         given = {"evaluation_interval": interval, "num_examples": num_examples} | dict(evaluation or {})
         self.plan = BudgetPlan(self.last_step(progress.step), **given)
@@ -97,7 +97,7 @@ class Agenda:
     def start_clock(self) -> None:
         """Count time from now on: building and warming up do not count."""
         self._started = self._last_save = self._now()
-        self._last_look = self._seconds_before
+        self._last_fit = self._seconds_before
         self._marks = deque([(self._training_seconds(), 0, self._progress.samples)], maxlen=NUM_MARKS)
 
     def last_step(self, step: int) -> int:
@@ -107,12 +107,12 @@ class Agenda:
         unfitted = UNKNOWN_STEPS if is_fitted and not train.epochs else train.max_steps
         return next((last for after, last in reversed(self._fits) if after <= step), unfitted)
 
-    def leaves_out(self, step: int) -> bool:
+    def skips_step(self, step: int) -> bool:
         """Whether train.skip_steps names this step."""
-        return any(step in stretch for stretch in self._left_out)
+        return any(step in stretch for stretch in self._skipped)
 
     def settings_of(self, step: int) -> Settings:
-        """The settings of a step, whose rate follows from the end of the run as it was known before it."""
+        """The settings of a step; its learning rate depends on the last step of the run as known before this step."""
         train = replace(self.settings.train, max_steps=self.last_step(step - 1))
         return replace(self.settings, train=train, schedule=schedule_of(step, self.settings, self._fits))
 
@@ -128,35 +128,37 @@ class Agenda:
     def clock_request(self, step: int) -> int:
         """The request of this rank's clock after `step`."""
         if not self._keeps_time:
-            return GO_ON
+            return CONTINUE
         if self.seconds() >= time_limit(self.settings.train)[0]:
             return END
-        if self._wants_to_look(step):
+        if self._is_fit_due(step):
             return FIT
         every = 60 * self.settings.checkpoint.every_minutes
-        return SAVE if every and self._now() - self._last_save >= every else GO_ON
+        return SAVE if every and self._now() - self._last_save >= every else CONTINUE
 
-    def _wants_to_look(self, step: int) -> bool:
+    def _is_fit_due(self, step: int) -> bool:
         """Whether to compare the speed with the budget; only once the fits that are known are all in effect."""
         budget, num_timed = parse_duration(self.settings.train.budget, "train.budget"), self._num_timed + 1
         if not budget or (self._fits and step <= self._fits[-1][0]):
             return False
-        is_time = num_timed > 1 and self.seconds() - self._last_look >= LOOK_SHARE * budget
-        return is_time or num_timed >= self._next_look
+        is_time = num_timed > 1 and self.seconds() - self._last_fit >= FIT_SHARE * budget
+        return is_time or num_timed >= self._next_fit
 
     def after(self, before: Progress, progress: Progress, agreed: int) -> Due:
         """The events due after the step from `before` to `progress`, once ranks have agreed on `agreed`."""
         saving, step = self.settings.checkpoint, progress.step
-        self._num_timed += not self.leaves_out(step)
+        self._num_timed += not self.skips_step(step)
         self._progress, self.plan = progress, replace(self.plan, last_step=self.last_step(step))
-        ending = self.why_over(progress) or (time_limit(self.settings.train)[1] if agreed == END else "")
+        ending = self.end_reason(progress) or (time_limit(self.settings.train)[1] if agreed == END else "")
         asks_to_save = (
             (saving.every_steps and step % saving.every_steps == 0)
             or passes_multiple(before.samples, progress.samples, saving.every_samples)
             or agreed == SAVE
         )
         asks_to_evaluate = passes_multiple(before.samples, progress.samples, self.plan.evaluation_interval)
-        asks_to_evaluate &= self.plan.last_step < UNKNOWN_STEPS  # before that, nobody knows what it may cost
+        asks_to_evaluate &= (
+            self.plan.last_step < UNKNOWN_STEPS
+        )  # before the first fit, its share of the time is unknown
         is_early = progress.samples < saving.first_after_samples
         return Due(
             logs=step % self.settings.log.every_steps == 0 or self._num_timed == 1,
@@ -168,7 +170,7 @@ class Agenda:
             ending=ending,
         )
 
-    def judge(self, due: Due, progress: Progress, accuracy: float) -> Due:
+    def after_evaluation(self, due: Due, progress: Progress, accuracy: float) -> Due:
         """`due` after an evaluation: the best so far is saved, and reaching the target ends the run."""
         saving, target = self.settings.checkpoint, self.settings.evaluate.target_accuracy
         if target and accuracy >= target:
@@ -209,7 +211,7 @@ class Agenda:
         return max(min(by_steps, by_time), 0.0)
 
     def _present_steps(self, steps: int) -> float:
-        """How many steps of the sizes that were timed have as many examples as the next `steps`."""
+        """The next `steps` steps as a number of steps of the timed size, with equally many examples."""
         if self._step_size is None or not self._step_size.ramp:
             return steps
         return self._step_size.examples_in(steps, self._progress.samples) / self._samples_per_step
@@ -230,24 +232,24 @@ class Agenda:
 
     def is_first_estimate(self) -> bool:
         """Whether the length of the run is known for the first time; a budget is its length."""
-        is_first = not self._is_estimated and self._num_timed >= FIRST_LOOK and not self.settings.train.budget
+        is_first = not self._is_estimated and self._num_timed >= FIRST_FIT and not self.settings.train.budget
         self._is_estimated |= is_first
         return is_first
 
-    def evaluations_are_dear(self) -> bool:
+    def evaluations_are_slow(self) -> bool:
         """Whether evaluations take more than a tenth of the time; asked after each, and true once."""
         interval, samples = self.plan.evaluation_interval, self._progress.samples / max(1, self._progress.step)
         between = self.seconds_per_step * interval / max(1, samples)
-        is_dear = interval > 0 and not self._is_dear and self.seconds_per_evaluation > between / 9
-        self._is_dear |= is_dear
-        return is_dear
+        are_slow = interval > 0 and not self._are_slow and self.seconds_per_evaluation > between / 9
+        self._are_slow |= are_slow
+        return are_slow
 
-    def look(self, *, can_shrink: bool) -> BudgetPlan:
-        """The plan at the present speed, as far as this rank's clock knows; with the last step, the end is final."""
+    def replan(self, *, can_shrink: bool) -> BudgetPlan:
+        """The plan at the present speed, by this rank's clock. At its last step, the run ends there."""
         if self._progress.step >= self.plan.last_step:
             return replace(self.plan, last_step=self._progress.step)
-        self._last_look, self._next_look = self.seconds(), 2 * self._num_timed
-        progress = replace(self._progress, seconds=self._last_look, evaluation_seconds=self.spent["evaluation"])
+        self._last_fit, self._next_fit = self.seconds(), 2 * self._num_timed
+        progress = replace(self._progress, seconds=self._last_fit, evaluation_seconds=self.spent["evaluation"])
         can_shrink &= self._all_examples == self.plan.num_examples or self._seconds_per_example > 0
         speed = self.seconds_per_step, self.seconds_per_evaluation
         self._has_settled = self._has_settled or self._is_settled()
@@ -261,15 +263,15 @@ class Agenda:
         """Whether the speed is that of the run, and not of its start."""
         speed, (num_steps, before) = self.seconds_per_step, self._earlier
         left = parse_duration(self.settings.train.budget, "train.budget") - self._seconds_before
-        if self._last_look - self._seconds_before >= SETTLE_SHARE * left:
+        if self._last_fit - self._seconds_before >= SETTLE_SHARE * left:
             return True
         if self._num_timed < 2 * num_steps:
             return False
         self._earlier = (self._num_timed, speed)
         return before / SETTLED <= speed <= before * SETTLED
 
-    def adopt(self, plan: BudgetPlan, due: Due) -> Due:
-        """Continue with a plan that all ranks have; the run may end with this step."""
+    def apply(self, plan: BudgetPlan, due: Due) -> Due:
+        """Use a plan that all ranks have agreed on; the run may end with this step."""
         step = self._progress.step
         is_new = plan.last_step != self.plan.last_step or plan.last_step == step
         if is_new and (step, plan.last_step) not in self._fits:
@@ -277,7 +279,7 @@ class Agenda:
             fits = ",".join(f"{step}:{last}" for step, last in self._fits)
             self.settings = replace(self.settings, train=replace(self.settings.train, fits=fits))
         self.plan = plan
-        due = self._ended(due, due.ending or self.why_over(self._progress))
+        due = self._ended(due, due.ending or self.end_reason(self._progress))
         return replace(due, evaluates=due.evaluates or bool(due.ending))
 
     @property
@@ -300,7 +302,7 @@ class Agenda:
             best_accuracy=self._best_accuracy,
         )
 
-    def why_over(self, progress: Progress) -> str:
+    def end_reason(self, progress: Progress) -> str:
         """Why a run that has reached `progress` is complete, in words; empty if it is not."""
         train, target = self.settings.train, self.settings.evaluate.target_accuracy
         limit, sentence = time_limit(train)
@@ -321,7 +323,7 @@ def passes_multiple(before: int, after: int, interval: int) -> bool:
 
 
 def evaluation_interval(settings: EvaluateSettings, sequences: int) -> int:
-    """Examples between evaluations, for steps of so many sequences; 0: evaluate only at the end."""
+    """Examples between evaluations, for steps of `sequences` examples; 0: evaluate only at the end."""
     return mlperf_interval(sequences) if settings.rule == "mlperf" else settings.every_samples
 
 

@@ -15,7 +15,7 @@ from bertrain.base.console import Console, warn
 from bertrain.base.formatting import GIB, counted, duration, wrap
 from bertrain.config.model_size import count_parameters, training_flops
 from bertrain.config.settings import Settings
-from bertrain.data.feed.balance import WORTH_MENDING, better_budget, describe_balance, mean_idle_share
+from bertrain.data.feed.balance import REPORTED_IDLE_SHARE, better_budget, describe_balance, mean_idle_share
 from bertrain.data.feed.loader import Loader, Step, training_examples
 from bertrain.data.formats.source import DataSource
 from bertrain.planning.devices import gpu_like
@@ -118,7 +118,7 @@ def remarks(settings: Settings, epochs_per_step: float) -> list[str]:
 def _mean_epochs(loader: Loader, settings: Settings) -> float:
     """The mean share of the data in a step, over all steps of a run, or in a full one if their number is not known."""
     sizes, steps = loader.step_size, settings.train.last_step()
-    examples = sizes.examples_in(steps) / steps if steps else float(sizes.full / sizes.of_an_example)
+    examples = sizes.examples_in(steps) / steps if steps else float(sizes.full / sizes.per_example)
     return examples / len(training_examples(loader.data, settings))
 
 
@@ -209,7 +209,7 @@ def _describe_balance(loader: Loader, settings: Settings, progress: Progress) ->
     """How idle the ranks will be; before the first step also a better token budget, which can still be chosen."""
     steps, budget = loader.sizes_ahead(progress.samples), settings.batch.token_budget
     ahead, better = loader.balances(steps, budget), None
-    if progress.step == 0 and mean_idle_share(ahead) > WORTH_MENDING:
+    if progress.step == 0 and mean_idle_share(ahead) > REPORTED_IDLE_SHARE:
         better = better_budget(partial(loader.balances, steps), budget, settings.data.max_seq_length)
     return describe_balance(ahead, better)
 

@@ -1,4 +1,4 @@
-"""The training loop: read it from top to bottom and you know what a run does.
+"""The training loop: what a run does, from top to bottom.
 
 train         build, loop, finish
 train_step    forward and backward over a rank's bins, all-reduce, clip, update
@@ -29,7 +29,7 @@ from bertrain.planning.memory_fit import oom_as_user_error
 from bertrain.planning.time_budget import UNKNOWN_STEPS, BudgetPlan
 from bertrain.ranks import parallel
 from bertrain.ranks.restart import report_recovery, restart_reason
-from bertrain.ranks.signals import FAIL, GO_ON, REQUEUE, STOP, SkippedSteps, StopSignal
+from bertrain.ranks.signals import CONTINUE, FAIL, REQUEUE, STOP, SkippedSteps, StopSignal
 from bertrain.ranks.watchdog import SAVING
 from bertrain.run import checkpoint
 from bertrain.run.checkpoint import Progress, Saver
@@ -50,8 +50,8 @@ from bertrain.training.state import TrainState
 from bertrain.training.task_evaluator import TaskEvaluator
 
 Evaluator = HeldOutEvaluator | TaskEvaluator
-NO_SPACE = (errno.ENOSPC, errno.EDQUOT, errno.EROFS)  # what the user can mend, and then continue
-SLOW_S = 10.0  # a start that takes longer says what it does
+NO_SPACE = (errno.ENOSPC, errno.EDQUOT, errno.EROFS)  # errors that the user can fix, and then continue
+SLOW_S = 10.0  # a start that takes longer prints what it is doing
 
 
 @dataclass
@@ -75,7 +75,7 @@ class Session:
     resumed_at: Progress
     """The progress of the run when this start began."""
     slow: threading.Timer
-    """Says what a start does that takes long, until its first step is done."""
+    """Prints what a slow start is doing; canceled after the first step."""
 
 
 def train(
@@ -88,7 +88,7 @@ def train(
             reason, agreed = _loop(session)
             _finish(session, reason, agreed)
         if session.stop_signal.received == signal.SIGINT:
-            # The run is complete, but what called it must not go on.
+            # The run is complete, but the command that called it must stop too.
             step, is_stage = session.state.progress.step, _is_stage(session.run.folder)
             follows = "; the same command continues with what follows" if is_stage else ""
             raise StoppedError(
@@ -151,13 +151,13 @@ def _build(
     )  # fmt: skip
     if evaluator is not None and agenda.plan.num_examples != num_examples:
         evaluator.shrink(agenda.plan.num_examples)
-    if not agenda.why_over(progress):
+    if not agenda.end_reason(progress):
         rehearsal = loader.rehearsal(progress.step, progress.samples)
         warm_up_s = state.warm_up(rehearsal)
         if ranks.is_first:
             announce_time(run, loader, ranks, console, rehearsal, warm_up_s)
         if settings.checkpoint.enabled:
-            state.make_room_for_snapshots()
+            state.allocate_snapshots()
     last_step, rank_times = settings.train.last_step(), None
     if ranks.store is not None and ranks.world > 1:
         rank_times = RankTimes(ranks.rank, ranks.world, ranks.store, ranks.all_gather_rows, settings.log)
@@ -202,10 +202,10 @@ def _loop(session: Session) -> tuple[str, int]:
     ranks, state, agenda, metrics = session.ranks, session.state, session.agenda, session.metrics
     saver, stopwatch, events = session.saver, session.stopwatch, session.events
     heartbeat, first = ranks.heartbeat, session.resumed_at
-    reason = agenda.why_over(first)
+    reason = agenda.end_reason(first)
     events.starting()
     agenda.start_clock()
-    stopwatch.start()  # the first step has not waited for data while all was warmed up
+    stopwatch.start()  # the warm-up does not count as the first step's wait for data
     if reason and session.evaluator is not None:
         newest = last_record(session.run.folder / "metrics.jsonl", EvaluationRecord)
         is_evaluated = ranks.broadcast_int(newest is not None and newest.step == first.step)
@@ -218,8 +218,8 @@ def _loop(session: Session) -> tuple[str, int]:
     for step in session.loader.steps(first.step, first.samples, stop):
         stopwatch.mark()
         before = state.progress
-        if agenda.leaves_out(step.number + 1):
-            pending = leave_out(state, step, session.run.settings, stopwatch)
+        if agenda.skips_step(step.number + 1):
+            pending = skip_step(state, step, session.run.settings, stopwatch)
         else:
             pending = train_step(state, step, agenda.settings_of(step.number + 1), ranks, stopwatch)
         metrics.add(replace(pending, loop_seconds=agenda.seconds()))
@@ -251,14 +251,14 @@ def _loop(session: Session) -> tuple[str, int]:
                 agreed = ranks.all_max(session.stop_signal.request)
                 due = replace(due, ending="", stops=True, saves=session.run.settings.checkpoint.enabled)
             else:
-                due = agenda.judge(due, state.progress, result[session.evaluator.main_metric])
+                due = agenda.after_evaluation(due, state.progress, result[session.evaluator.main_metric])
         if due.ending:
             events.ended(state.progress, due.ending)
         if due.saves:
             heartbeat.enter(SAVING)
             with agenda.timing("saving"):
                 metrics.sync()  # the metrics on disk cover every step of the checkpoint
-                saver.wait()  # the snapshot before this one is in the memory that this one takes
+                saver.wait()  # the new snapshot overwrites the memory of the one before
                 snapshot = state.snapshot()
             if snapshot is not None and metrics.failure is None:
                 saver.save(replace(snapshot, progress=agenda.stamp(snapshot.progress)))
@@ -266,7 +266,7 @@ def _loop(session: Session) -> tuple[str, int]:
             return due.ending, agreed
         heartbeat.enter("data", done + 1)
         stopwatch.start()
-    return reason, GO_ON
+    return reason, CONTINUE
 
 
 def _evaluate(session: Session, evaluator: Evaluator) -> dict[str, float]:
@@ -278,7 +278,7 @@ def _evaluate(session: Session, evaluator: Evaluator) -> dict[str, float]:
     if not result:
         return {}
     events.evaluated(progress.samples, result)
-    if session.ranks.is_first and session.agenda.evaluations_are_dear():
+    if session.ranks.is_first and session.agenda.evaluations_are_slow():
         cure = "--evaluate.every_samples sets their interval, --evaluate.max_examples their size"
         if session.run.settings.task.name:
             cure = "--evaluate.every_epochs sets their interval"
@@ -288,20 +288,20 @@ def _evaluate(session: Session, evaluator: Evaluator) -> dict[str, float]:
 
 
 def _evaluate_late(session: Session, evaluator: Evaluator, reason: str) -> bool:
-    """The evaluation of a complete run that a signal had ended after its last step; whether it was not ended again."""
+    """Evaluate a complete run whose last evaluation a signal ended; returns False if a signal ends it again."""
     first, run = session.resumed_at, session.run
     result = _evaluate(session, evaluator)
     if not result:
         return False
-    session.agenda.judge(Due(ending=reason), first, result[evaluator.main_metric])
+    session.agenda.after_evaluation(Due(ending=reason), first, result[evaluator.main_metric])
     judged = session.agenda.stamp(first)
     if run.settings.checkpoint.keep_best and judged.best_step == first.step and session.ranks.is_first:
-        checkpoint.write_best(run.checkpoints, judged)  # it is on the disk, where the run was resumed from
+        checkpoint.write_best(run.checkpoints, judged)  # its files exist: the run was resumed from them
     return True
 
 
 def _finish(session: Session, reason: str, agreed: int) -> None:
-    """Record the end of a complete run, wait for the last save, and raise if the run is not complete."""
+    """Record the end of a complete run, and wait for the last save; raises if a save failed or a signal stopped it."""
     session.ranks.heartbeat.enter(SAVING)
     if reason:
         progress = session.state.progress
@@ -318,7 +318,7 @@ def _raise_if_failed(session: Session) -> None:
     failure = session.saver.failure or session.metrics.failure
     if failure is not None and not isinstance(failure, OSError):
         raise failure
-    if session.ranks.all_max(FAIL if failure else GO_ON) != FAIL:
+    if session.ranks.all_max(FAIL if failure else CONTINUE) != FAIL:
         return
     run = session.run
     newest = checkpoint.whole_checkpoints(run.checkpoints)[-1:]
@@ -397,7 +397,7 @@ def train_step(
     )
 
 
-def leave_out(state: TrainState, step: Step, settings: Settings, stopwatch: Stopwatch) -> PendingStep:
+def skip_step(state: TrainState, step: Step, settings: Settings, stopwatch: Stopwatch) -> PendingStep:
     """Skip a step: its examples count as seen, but nothing is computed or changed."""
     for _ in PHASES[1:]:
         stopwatch.mark()
@@ -417,9 +417,9 @@ def _fit_to_budget(session: Session, due: Due) -> Due:
     """Fit the length and the evaluations of the run to the time left, as the first rank measures it, and record it."""
     agenda, evaluator, ranks = session.agenda, session.evaluator, session.ranks
     before, cost = agenda.plan, agenda.seconds_per_evaluation
-    found = agenda.look(can_shrink=evaluator is not None and evaluator.can_shrink)
+    found = agenda.replan(can_shrink=evaluator is not None and evaluator.can_shrink)
     plan = BudgetPlan(*map(ranks.broadcast_int, astuple(found)))
-    due = agenda.adopt(plan, due)
+    due = agenda.apply(plan, due)
     if plan == before and not due.ending:
         return due
     if evaluator is not None and plan.num_examples != before.num_examples:

@@ -131,8 +131,8 @@ def find_token_budget(settings: Settings, data: DataSource, ranks: parallel.Rank
 def share_of_a_step(settings: Settings, place: memory_fit.Place) -> int:
     """Tokens of an even share of a step for each rank, and of one example more; a multiple of 64."""
     batch, longest = settings.batch, settings.data.max_seq_length
-    of_an_example = longest if batch.policy == "padded" else float(place.data.lengths.mean())
-    tokens = (batch.tokens or batch.sequences * of_an_example) / place.ranks + longest
+    per_example = longest if batch.policy == "padded" else float(place.data.lengths.mean())
+    tokens = (batch.tokens or batch.sequences * per_example) / place.ranks + longest
     return -(-int(tokens) // memory_fit.BUDGET_STEP) * memory_fit.BUDGET_STEP
 
 

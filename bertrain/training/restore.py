@@ -170,7 +170,7 @@ def _known_best(run: Run, progress: Progress, ranks: Ranks) -> Progress:
     """`progress`, without its best evaluation if the checkpoint of that one is lost."""
     is_there = True
     if ranks.is_first:
-        is_there, warning = checkpoint.settle_best(run.checkpoints, progress)
+        is_there, warning = checkpoint.reconcile_best(run.checkpoints, progress)
         if warning:
             warn(warning)
     return progress if ranks.broadcast_int(is_there) else replace(progress, best_step=0, best_accuracy=0.0)

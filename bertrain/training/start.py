@@ -1,7 +1,7 @@
-"""Starts and continues runs: resolve once, then train.
+"""Starts and continues runs: resolves settings, data and weights once, then trains.
 
 pretrain / resume              a run from its beginning, or from its newest checkpoint; the loop itself is loop.py
-preflight / preflight_resume   the same resolution before any rank is started, to refuse what would fail
+preflight / preflight_resume   the same resolution before any rank starts, to refuse a run that would fail
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from bertrain.training.resolved_run import ResolvedRun, resolve_resume, resolve_
 
 @dataclass(frozen=True)
 class Trained:
-    """What a run has done, over all of its starts."""
+    """The result of a run, over all of its starts."""
 
     run: Path
     step: int
@@ -42,8 +42,8 @@ def pretrain(
 ) -> Trained:
     """Pre-train with `settings`, or with a recipe by its name, on the prepared folder `data`, into the folder `run`.
 
-    `init` names a run, or weights of any format that `weights show` reads, to begin with. If `run` has begun with the
-    same settings, it is continued. `events` is called as training goes on.
+    `init` names initial weights: a run, or any format that `weights show` reads. If the folder `run` has a run with
+    these settings, it is continued. The methods of `events` are called during training.
 
     Example: bertrain.pretrain(bertrain.resolve("bert-tiny", {"train.epochs": 1}), "data", "runs/tiny").loss
     """
@@ -56,8 +56,8 @@ def pretrain(
 def resume(run: str | Path, overrides: Overrides | None = None, *, from_step: int | None = None) -> Trained:
     """Continue the run in the folder `run` from its newest whole checkpoint, or from the one of `from_step`.
 
-    `overrides` may change settings that do not shape the training: where and how it runs, what is logged and saved.
-    Going back renames the later checkpoints, and removes the later steps from the metrics.
+    `overrides` may change settings that do not affect the result, such as devices, logging and checkpoints. With
+    `from_step`, later checkpoints are renamed, and later steps removed from the metrics.
 
     Example: bertrain.resume("runs/tiny", {"log.level": "quiet"}).step
     """
@@ -90,9 +90,9 @@ def start(
 def preflight(
     settings: Settings, data: str | Path, run: str | Path, *, init: str = "", world: int = 1, here: bool = True
 ) -> ResolvedRun | None:
-    """Resolve a run of `world` ranks before any is started, and refuse what would fail. Nothing is written.
+    """Resolve a run of `world` ranks before any is started, and refuse one that would fail. Nothing is written.
 
-    Of a run that is not `here`, but on the nodes of a job, neither device nor memory of this machine count.
+    If the run is not `here` but on the nodes of a job, this machine's device and memory are not checked.
     """
     if not here and not Path(data).exists():
         print(f"{data} is not on this machine: the nodes will check it", flush=True)
@@ -111,7 +111,7 @@ def preflight_resume(
     world: int = 1,
     here: bool = True,
 ) -> ResolvedRun:
-    """Resolve the continuation of a run before any of its `world` ranks is started, and refuse what would fail."""
+    """Resolve the continuation of a run before any of its `world` ranks is started, and refuse one that would fail."""
     resolved = resolve_resume(run, overrides or (), from_step=from_step, world=world)
     if here:
         resolved.check_memory()
@@ -119,7 +119,7 @@ def preflight_resume(
 
 
 def roll_back(run: str | Path, step: int) -> None:
-    """Put aside the checkpoints after `step`, once for all ranks that are started next."""
+    """Rename the checkpoints after `step`, before the ranks start, so that they are not used."""
     opened = Run.open(run)
     with opened.lock() as is_ours:
         if not is_ours:

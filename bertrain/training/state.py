@@ -58,7 +58,7 @@ class TrainState:
 
         The next snapshot reuses its memory, so this one must be written before.
         """
-        self.make_room_for_snapshots()
+        self.allocate_snapshots()
         for name, buffer in self._flat().items():
             if self.exchange.is_sharded and name != WEIGHTS:
                 self.ranks.gather(buffer, self._host.get(name))
@@ -73,7 +73,7 @@ class TrainState:
         progress = replace(self.progress, updates=int(self.optimizer.num_applied.item()))
         return Snapshot(self.arena.named(self._host[WEIGHTS]), moments, progress)
 
-    def make_room_for_snapshots(self) -> None:
+    def allocate_snapshots(self) -> None:
         """Allocate host memory on the first rank, pinned if a GPU copies into it; pinning takes a moment."""
         if self.ranks.is_first and not self._host:
             on_gpu, size = self.ranks.device.type == "cuda", len(self.arena.values)

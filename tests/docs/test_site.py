@@ -63,7 +63,7 @@ def test_lists_start_after_a_blank_line(document: Path) -> None:
 
 
 def test_the_documents_are_of_a_size_to_read(capsys: pytest.CaptureFixture[str]) -> None:
-    """Fewer than 27,000 words without reference and notebooks, which nobody reads through; `pytest -s` prints the count."""
+    """Below 27,000 words without reference and notebooks, which nobody reads through; `pytest -s` prints the count."""
     pages = [path for path in DOCS.glob("*.md") if path.name not in ("reference.md", "errors.md")]
     words = sum(len(path.read_text(encoding="utf-8").split()) for path in pages)
     with capsys.disabled():

@@ -105,9 +105,9 @@ def test_the_best_is_never_purged_and_a_lost_one_is_said(tmp_path: Path) -> None
         "step-00000006",
     ]
     newest = checkpoint.read_progress(tmp_path / "step-00000006")
-    assert checkpoint.settle_best(tmp_path, newest) == (True, "")
+    assert checkpoint.reconcile_best(tmp_path, newest) == (True, "")
     shutil.rmtree(tmp_path / "step-00000002")
-    is_there, warning = checkpoint.settle_best(tmp_path, newest)
+    is_there, warning = checkpoint.reconcile_best(tmp_path, newest)
     assert not is_there
     assert warning.startswith("the best checkpoint, of step 2, is lost (manifest.json is missing)")
     assert checkpoint.read_best(tmp_path) is None
@@ -119,7 +119,7 @@ def test_a_best_that_was_evaluated_after_it_was_saved_stays(tmp_path: Path) -> N
         checkpoint.write_checkpoint(tmp_path, snapshot(step, best_step=2))
     checkpoint.write_best(tmp_path, Progress(4, 40, best_step=4, best_accuracy=0.4))
     newest = checkpoint.read_progress(tmp_path / "step-00000004")
-    assert checkpoint.settle_best(tmp_path, newest) == (True, "")
+    assert checkpoint.reconcile_best(tmp_path, newest) == (True, "")
     assert checkpoint.read_best(tmp_path) == 4
 
 

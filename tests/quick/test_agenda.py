@@ -14,7 +14,7 @@ from bertrain.data.feed.step_size import StepSize
 from bertrain.optim.schedules import learning_rate
 from bertrain.planning.convergence import mlperf_interval
 from bertrain.planning.time_budget import LEAST_EXAMPLES, RESERVE, UNKNOWN_STEPS, BudgetPlan, plan_budget
-from bertrain.ranks.signals import END, FIT, GO_ON, SAVE, STOP
+from bertrain.ranks.signals import CONTINUE, END, FIT, SAVE, STOP
 from bertrain.run.checkpoint import Progress
 from bertrain.training.agenda import Agenda, Due, passes_multiple, time_limit
 from tests import helpers
@@ -35,7 +35,7 @@ def steps_where(agenda: Agenda, name: str, steps: int = 20, sequences: int = 24)
     found = []
     for step in range(1, steps + 1):
         before, after = Progress(step - 1, sequences * (step - 1)), Progress(step, sequences * step)
-        if getattr(agenda.after(before, after, GO_ON), name):
+        if getattr(agenda.after(before, after, CONTINUE), name):
             found.append(step)
     return found
 
@@ -54,8 +54,8 @@ def test_mlperfs_rule_gives_the_published_intervals(sequences: int, interval: in
 def test_mlperfs_rule_is_obeyed() -> None:
     settings = helpers.tiny_settings(evaluate__rule="mlperf", evaluate__data="x")
     agenda = Agenda(settings, Progress())
-    assert not agenda.after(Progress(1, 149_999 - 24), Progress(2, 149_999), GO_ON).evaluates
-    assert agenda.after(Progress(1, 149_990), Progress(2, 150_014), GO_ON).evaluates
+    assert not agenda.after(Progress(1, 149_999 - 24), Progress(2, 149_999), CONTINUE).evaluates
+    assert agenda.after(Progress(1, 149_990), Progress(2, 150_014), CONTINUE).evaluates
 
 
 def test_passing_a_multiple() -> None:
@@ -79,8 +79,8 @@ def test_saves_by_steps_and_samples_together_but_not_too_early() -> None:
 
 def test_a_run_that_is_stopped_writes_down_its_steps_though_it_saves_nothing() -> None:
     agenda = Agenda(helpers.tiny_settings(checkpoint__enabled=False, log__every_steps=50), Progress())
-    assert agenda.after(Progress(5, 120), Progress(6, 144), GO_ON).flushes, "the first step of a start is reported"
-    assert not agenda.after(Progress(6, 144), Progress(7, 168), GO_ON).flushes
+    assert agenda.after(Progress(5, 120), Progress(6, 144), CONTINUE).flushes, "the first step of a start is reported"
+    assert not agenda.after(Progress(6, 144), Progress(7, 168), CONTINUE).flushes
     due = agenda.after(Progress(6, 144), Progress(7, 168), STOP)
     assert due.flushes
     assert not due.saves
@@ -91,13 +91,13 @@ def test_the_first_ranks_clock_asks_for_saves_and_for_the_end() -> None:
     settings = helpers.tiny_settings(checkpoint__every_minutes=2, train__max_time="10m", checkpoint__every_steps=0)
     agenda = Agenda(settings, Progress(3, 72, seconds=400.0), now=clock)
     other = Agenda(settings, Progress(3, 72, seconds=400.0), keeps_time=False, now=clock)
-    assert agenda.clock_request(4) == GO_ON
+    assert agenda.clock_request(4) == CONTINUE
     clock.time += 120
-    assert (agenda.clock_request(4), other.clock_request(4)) == (SAVE, GO_ON)
+    assert (agenda.clock_request(4), other.clock_request(4)) == (SAVE, CONTINUE)
     before, after = Progress(3, 72), Progress(4, 96)
     assert other.after(before, after, SAVE).saves, "the others learn it from the agreed word"
     assert agenda.stamp(after).seconds == 520.0
-    assert agenda.clock_request(4) == GO_ON, "minutes count from the last save"
+    assert agenda.clock_request(4) == CONTINUE, "minutes count from the last save"
     clock.time += 80
     assert agenda.clock_request(4) == END, "400 seconds were trained before this start"
     due = other.after(before, after, END)
@@ -122,11 +122,11 @@ def test_a_run_that_is_over_says_why() -> None:
         train__max_samples=100, train__max_time="1m", evaluate__data="x", evaluate__target_accuracy=0.5
     )
     agenda = Agenda(settings, Progress())
-    assert agenda.why_over(Progress(20, 90)) == "all 20 steps are done"
-    assert agenda.why_over(Progress(5, 120)) == "train.max_samples 100 is reached"
-    assert agenda.why_over(Progress(4, 96, seconds=60.0)) == "train.max_time 1m is over"
-    assert agenda.why_over(Progress(4, 96, best_accuracy=0.5)) == "evaluate.target_accuracy 0.5 is reached"
-    assert agenda.why_over(Progress(4, 96, seconds=59.0, best_accuracy=0.49)) == ""
+    assert agenda.end_reason(Progress(20, 90)) == "all 20 steps are done"
+    assert agenda.end_reason(Progress(5, 120)) == "train.max_samples 100 is reached"
+    assert agenda.end_reason(Progress(4, 96, seconds=60.0)) == "train.max_time 1m is over"
+    assert agenda.end_reason(Progress(4, 96, best_accuracy=0.5)) == "evaluate.target_accuracy 0.5 is reached"
+    assert agenda.end_reason(Progress(4, 96, seconds=59.0, best_accuracy=0.49)) == ""
 
 
 def test_the_best_is_saved_and_the_target_ends_the_run() -> None:
@@ -137,19 +137,19 @@ def test_the_best_is_saved_and_the_target_ends_the_run() -> None:
     agenda, saved = Agenda(settings, Progress()), []
     for step, accuracy in enumerate([0.4, 0.2, 0.1, 0.3, 0.2], start=1):
         before, after = Progress(step - 1, 24 * step - 24), Progress(step, 24 * step)
-        if agenda.judge(agenda.after(before, after, GO_ON), after, accuracy).saves:
+        if agenda.after_evaluation(agenda.after(before, after, CONTINUE), after, accuracy).saves:
             saved.append(step)
     assert saved == [2, 4], "nothing is saved before 48 samples, and only what is better than all that was"
     assert agenda.stamp(Progress(5)).best_step == 4
     after = Progress(6, 144)
-    due = agenda.judge(agenda.after(Progress(5, 120), after, GO_ON), after, 0.5)
+    due = agenda.after_evaluation(agenda.after(Progress(5, 120), after, CONTINUE), after, 0.5)
     assert due.ending == "evaluate.target_accuracy 0.5 is reached"
     assert due.saves
 
 
 def test_steps_are_left_out_by_their_numbers() -> None:
     agenda = Agenda(helpers.tiny_settings(train__skip_steps="3-5,9"), Progress())
-    assert [step for step in range(1, 21) if agenda.leaves_out(step)] == [3, 4, 5, 9]
+    assert [step for step in range(1, 21) if agenda.skips_step(step)] == [3, 4, 5, 9]
 
 
 # --- a budget -----------------------------------------------------------------------------------------
@@ -220,7 +220,7 @@ def budgeted(
         if due.flushes:
             agenda.seconds_left()
         if due.fits:
-            due = agenda.adopt(agenda.look(can_shrink=True), due)
+            due = agenda.apply(agenda.replan(can_shrink=True), due)
         ending = due.ending
         assert due.evaluates or not ending, "the end is always evaluated, also one that a fit has moved here"
     return rates, ending
@@ -262,7 +262,7 @@ def test_compiling_kernels_does_not_shorten_the_warm_up() -> None:
         if due.flushes:
             agenda.seconds_left()
         if due.fits:
-            due = agenda.adopt(agenda.look(can_shrink=True), due)
+            due = agenda.apply(agenda.replan(can_shrink=True), due)
     fits = [tuple(map(int, fit.split(":"))) for fit in agenda.settings.train.fits.split(",")]
     assert step > 6000
     assert fits[0][0] <= 32
@@ -311,7 +311,7 @@ def test_a_budget_counts_with_steps_that_grow() -> None:
         if due.flushes:
             left = agenda.seconds_left()
         if due.fits:
-            due = agenda.adopt(agenda.look(can_shrink=True), due)
+            due = agenda.apply(agenda.replan(can_shrink=True), due)
     assert 0.97 * 600 < clock.time - 100 < 601
     fits = [tuple(map(int, fit.split(":"))) for fit in agenda.settings.train.fits.split(",")]
     assert fits[0][0] <= 8
@@ -326,7 +326,7 @@ def test_the_time_left_counts_with_steps_that_grow() -> None:
     for step in range(1, 21):
         before, position = position, position + sizes.at(position)
         clock.time += 0.01 * (position - before)
-        agenda.after(Progress(step - 1, before), Progress(step, position), GO_ON)
+        agenda.after(Progress(step - 1, before), Progress(step, position), CONTINUE)
         agenda.seconds_left()
     assert agenda.seconds_left() == pytest.approx(0.01 * sizes.examples_in(380, position))
 
@@ -361,11 +361,11 @@ def test_before_the_first_fit_the_rate_is_the_warm_ups_or_the_base_rate_and_noth
     clock = Clock()
     agenda = agenda_at(clock, train__budget="10m", evaluate__data="x", evaluate__every_samples=24)
     assert agenda.settings_of(3).train.max_steps == UNKNOWN_STEPS
-    assert not agenda.after(Progress(0, 0), Progress(1, 24), GO_ON).evaluates
-    assert agenda.why_over(Progress(500, 12000)) == "", "max_steps of the recipe does not count"
+    assert not agenda.after(Progress(0, 0), Progress(1, 24), CONTINUE).evaluates
+    assert agenda.end_reason(Progress(500, 12000)) == "", "max_steps of the recipe does not count"
     follower = Agenda(agenda.settings, Progress(), keeps_time=False, now=clock)
     clock.time += 13
-    assert (agenda.clock_request(2), follower.clock_request(2)) == (FIT, GO_ON), "2 % of the budget are over"
+    assert (agenda.clock_request(2), follower.clock_request(2)) == (FIT, CONTINUE), "2 % of the budget are over"
 
 
 def test_the_time_left_is_that_of_the_steps_or_of_the_budget() -> None:
@@ -399,8 +399,8 @@ def test_dear_evaluations_and_the_first_estimate_are_said_once() -> None:
     assert [agenda.is_first_estimate() for _ in range(2)] == [True, False]
     with agenda.timing("evaluation"):
         clock.time += 0.4
-    assert not agenda.evaluations_are_dear(), "0.4 s after each 5 s"
+    assert not agenda.evaluations_are_slow(), "0.4 s after each 5 s"
     with agenda.timing("evaluation"):
         clock.time += 1.0
-    assert [agenda.evaluations_are_dear() for _ in range(2)] == [True, False]
+    assert [agenda.evaluations_are_slow() for _ in range(2)] == [True, False]
     assert agenda.stamp(Progress(20)).evaluation_seconds == pytest.approx(1.4)

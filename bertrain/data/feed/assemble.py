@@ -1,4 +1,4 @@
-"""The examples of a bin to a Batch: masked tokens laid out in a flat run, everything padded to the bin's shape."""
+"""Makes a Batch from the examples of a bin: masked tokens in one dimension, everything padded to the bin's shape."""
 
 from __future__ import annotations
 
@@ -22,19 +22,19 @@ def assemble_batch(
     dropout_seed: int,
     num_segments: int = 2,
 ) -> Batch:
-    """Lay a bin's examples out in one dimension. A model of one segment does not tell the texts of a pair apart."""
+    """Lay a bin's examples out in one dimension. With `num_segments` 1 (RoBERTa), all segment ids are 0."""
     assert block.masks is not None
     lengths, masks = block.lengths, block.masks
     layout = policy.lay_out(lengths, shape.tokens, max_seq_length)
     num_slots = policy.num_slots(shape, max_seq_length)
     within = flat_ranges(np.zeros_like(lengths), lengths)  # position of each token in its example
-    place = within + np.repeat(layout.starts, lengths)  # and in the batch
+    in_batch = within + np.repeat(layout.starts, lengths)  # and in the batch
 
     input_ids = np.full(shape.tokens, pad_id, dtype=np.int64)
-    input_ids[place] = block.tokens
+    input_ids[in_batch] = block.tokens
     segment_ids = np.zeros(shape.tokens, dtype=np.int64)
     if num_segments > 1:
-        segment_ids[place] = within >= np.repeat(block.segment_b, lengths)
+        segment_ids[in_batch] = within >= np.repeat(block.segment_b, lengths)
     boundaries = layout.boundaries
     sequence_lengths = np.diff(boundaries)
     position_ids = np.arange(shape.tokens) - np.repeat(boundaries[:-1], sequence_lengths)

@@ -17,7 +17,7 @@ import numpy.typing as npt
 
 from bertrain.data.formats.masking import Ints
 
-WORTH_MENDING = 0.05  # an idle share above this is reported with advice, if there is any
+REPORTED_IDLE_SHARE = 0.05  # an idle share above this is reported with advice, if there is any
 GRAIN = 64  # a token budget that is a multiple of this is replaced by another multiple (FP8 products need it)
 MOST_GROWTH = 8  # the largest token budget to try, as a multiple of the present one
 
@@ -81,7 +81,7 @@ def describe_balance(ahead: Sequence[Balance], better: tuple[int, Sequence[Balan
     """The expected idle share of the ranks in some steps, and a better setting if there is one."""
     idle, ranks = mean_idle_share(ahead), len(ahead[0].work)
     summary = f"{_count_bins(ahead)} on {ranks} ranks: {idle:.1%} of the ranks' time is idle (estimated from lengths)"
-    if idle <= WORTH_MENDING:
+    if idle <= REPORTED_IDLE_SHARE:
         return summary
     if better is not None:
         budget, then = better

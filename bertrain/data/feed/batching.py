@@ -2,9 +2,8 @@
 
 A **step** is the next part of the endless order of examples, measured in sequences or in tokens, never by memory or
 ranks. A **bin** is what one device computes at once (a micro-batch): whole examples within fixed capacities. Every
-rank computes the same bins without communication, and takes those whose number is its own modulo the ranks. A
-**layout** places a bin's examples in a flat run of tokens in which every token belongs to a sequence: the rest is
-filled with padding sequences.
+rank derives the same bins without communication; rank r of N takes the bins r, r + N, .... A **layout** places a bin's
+examples in one dimension, in which every token belongs to a sequence: padding sequences fill the rest.
 
 Everything here is a pure function of small arrays of integers.
 """
@@ -31,7 +30,7 @@ from bertrain.data.formats.packing import plan_packing
 SHORTEST_EXAMPLE = 5  # [CLS] a [SEP] b [SEP]
 STRATA = 4  # of lengths, in the policy `bins`
 PACKED_PER_ROW = 12  # examples, in the policy `packed`: as published
-SHAPES = 4  # a bin takes the smallest of this many even fractions of its budget
+SHAPES = 4  # a bin's shape is the smallest that holds it of 1/4, 2/4, 3/4 and all of its capacity
 
 
 @dataclass(frozen=True)
@@ -56,9 +55,9 @@ def capacity_for(
 ) -> Capacity:
     """Capacities of a bin of `token_budget` tokens.
 
-    Without `bin_sequences`, room for half as many examples again as a bin holds on average. An example has at most
-    half a prediction more than its share of tokens by rounding, or one instead of its share if it is short; so no
-    bin within the other two capacities can exceed this one.
+    Without `bin_sequences`, a bin may hold 1.5 times the average number of examples. The predictions follow: rounding
+    gives an example at most half a prediction more than its share of tokens, and a short example has one in any case.
+    So no bin within the capacities of tokens and sequences can exceed that of predictions.
     """
     sequences = bin_sequences or max(1, int(1.5 * token_budget / mean_length) + 1)
     excess = max(0.5, 1 - SHORTEST_EXAMPLE * mask_probability)
@@ -79,7 +78,7 @@ def bin_capacity(settings: Settings, mean_length: float, token_budget: int = 0) 
 
 
 def rows_at(positions: npt.ArrayLike, num_rows: int, seed: int) -> tuple[Ints, Ints]:
-    """Epoch and row of each position in the endless order: every row once per epoch, each epoch shuffled anew."""
+    """Epoch and row of each position in the endless order: every row once per epoch, each epoch in a new order."""
     positions = np.asarray(positions, dtype=np.int64)
     epochs = positions // num_rows
     rows = np.empty_like(positions)
@@ -113,7 +112,7 @@ def step_by_shares(
 ) -> tuple[Ints, Ints]:
     """Epochs and rows of a step that consists of parts with `shares[i]` examples of each stratum.
 
-    Every stratum has an endless order of its own, so rare lengths may come round more often than frequent ones.
+    Every stratum has its own endless order, so examples of rare lengths may repeat more often than others.
     """
     first, count = position // sum(shares), sequences // sum(shares)
     found = []
@@ -151,7 +150,7 @@ def step_rows(
 ) -> tuple[Ints, Ints]:
     """Epochs and rows of the step that begins at `position`, by the settings; `strata` are those of batch.shares.
 
-    `size`: its sequences or tokens, if it is not a full step (step_size.py).
+    `size`: its sequences or tokens, if smaller than a full step (step_size.py).
     """
     batch, seed = settings.batch, settings.train.seed
     if strata:
@@ -162,10 +161,10 @@ def step_rows(
 
 
 def deal_budget(lengths: Ints, predictions: Ints, capacity: Capacity, max_seq_length: int) -> list[Ints]:
-    """Longest first into the emptiest bin: full bins of even token *and* attention cost.
+    """Longest first into the emptiest bin: full bins with similar costs of tokens *and* attention.
 
     Returns the indices of each bin's examples, longest first. Starts with the fewest bins that could hold the
-    tokens and the examples; what does not fit the emptiest opens one more.
+    tokens and the examples; an example that does not fit into the emptiest bin opens another.
     """
     least = max(-(-int(lengths.sum()) // capacity.tokens), -(-len(lengths) // capacity.sequences))
     bins: list[list[int]] = [[] for _ in range(least)]
@@ -184,13 +183,13 @@ def deal_budget(lengths: Ints, predictions: Ints, capacity: Capacity, max_seq_le
 
 
 def deal_padded(lengths: Ints, predictions: Ints, capacity: Capacity, max_seq_length: int) -> list[Ints]:
-    """The classic rectangle: examples in their order, as many to a bin as there are rows of max_seq_length."""
+    """The usual padded batch: examples in their order, one per row of max_seq_length."""
     rows = min(capacity.tokens // max_seq_length, capacity.sequences)
     return [np.arange(first, min(first + rows, len(lengths))) for first in range(0, len(lengths), rows)]
 
 
 def deal_bins(lengths: Ints, predictions: Ints, capacity: Capacity, max_seq_length: int) -> list[Ints]:
-    """An equal share, give or take one, of each quarter of the lengths to every bin, in the order they come."""
+    """Deal the examples of each quarter of the lengths round-robin: every bin has equally many of them, up to one."""
     by_stratum = np.argsort((lengths - 1) * STRATA // max_seq_length, kind="stable")
 
     def owners(num_bins: int) -> Ints:
@@ -204,9 +203,9 @@ def deal_bins(lengths: Ints, predictions: Ints, capacity: Capacity, max_seq_leng
 def deal_exchange(
     lengths: Ints, predictions: Ints, capacity: Capacity, max_seq_length: int, *, group_size: int
 ) -> list[Ints]:
-    """Sorted by length, and dealt in snake order over a group of bins; each group has a stretch of the step.
+    """Sorted by length, and dealt in snake order over a group of bins; each group gets a contiguous part of the step.
 
-    Bins go round the ranks, so a group of bins is a group of neighbouring ranks. With `group_size` 0 all bins are one.
+    Ranks take bins round-robin, so a group of bins is a group of adjacent ranks. `group_size` 0: one group of all bins.
     """
 
     def owners(num_bins: int) -> Ints:
@@ -248,7 +247,7 @@ def deal_packed(
 
 
 def _snake(turns: Ints, size: int) -> Ints:
-    """The place of each turn in snake order over `size` places: 0 .. size - 1, then back."""
+    """Snake order over `size` positions: 0 .. size - 1, then back."""
     round_number, place = np.divmod(turns, size)
     return np.where(round_number % 2, size - 1 - place, place)
 
@@ -277,7 +276,7 @@ def _deal_to_fewest(
 
 @dataclass(frozen=True)
 class Layout:
-    """Places of a bin's examples: `starts` of each example, `boundaries` of every sequence, padding included."""
+    """Positions of a bin's examples: `starts` of each example, `boundaries` of every sequence, padding included."""
 
     starts: Ints
     boundaries: Ints

@@ -28,7 +28,7 @@ from bertrain.model.batch import Batch
 
 EVALUATION_SEED = 12345  # evaluation masks are the same in every run, whatever its seed
 EVALUATION_STEP = 1024  # examples dealt into bins together
-MOST_STEPS_AHEAD, MOST_EXAMPLES_AHEAD = 8, 4096  # that `sizes_ahead` looks at, but at least a step
+MOST_STEPS_AHEAD, MOST_EXAMPLES_AHEAD = 8, 4096  # limits of `sizes_ahead`, which returns at least one step
 Item = TypeVar("Item")
 
 
@@ -145,7 +145,7 @@ class Loader:
     def balances(self, steps: list[Sizes], token_budget: int) -> list[Balance]:
         """The load of each rank in steps of these sizes, dealt into bins of `token_budget`."""
         capacity = self._capacity(token_budget)
-        return [self._weigh(self._deal(sizes, capacity), sizes, capacity) for sizes in steps]
+        return [self._balance_of(self._deal(sizes, capacity), sizes, capacity) for sizes in steps]
 
     def _step(self, number: int, position: int, read: Callable[[Ints, Words], Block]) -> Step:
         epochs, rows = self._rows(position)
@@ -163,7 +163,7 @@ class Loader:
         return Step(
             number=number,
             bins=batches,
-            balance=self._weigh(bins, sizes, self.capacity),
+            balance=self._balance_of(bins, sizes, self.capacity),
             num_tokens=int(lengths.sum()),
             num_sequences=len(rows) // self.data.texts_per_example,
             num_predictions=int(predictions.sum()),
@@ -199,7 +199,7 @@ class Loader:
     def _deal(self, sizes: Sizes, capacity: Capacity) -> list[Ints]:
         return self._policy.deal(*sizes, capacity, self._max_seq_length)
 
-    def _weigh(self, bins: list[Ints], sizes: Sizes, capacity: Capacity) -> Balance:
+    def _balance_of(self, bins: list[Ints], sizes: Sizes, capacity: Capacity) -> Balance:
         """The balance of a step whose bins hold these indices into its sizes."""
         of_bins = self._policy.measure(bins, *sizes, capacity, self._max_seq_length)
         tokens, attention, slots, _ = per_rank(of_bins, self.world).T
@@ -224,7 +224,7 @@ class Loader:
 
 
 def in_background(items: Iterator[Item], ahead: int) -> Iterator[Item]:
-    """The items in order, up to `ahead` of them made in advance by a thread; its exceptions are raised here."""
+    """The items in order; a thread makes up to `ahead` of them in advance. Its exceptions are raised here."""
     end: Any = object()
     pool = ThreadPoolExecutor(1, "bertrain-loader")
     try:
@@ -259,7 +259,7 @@ def has_pairs(data: DataSource) -> bool:
 
 def check_data(data: DataSource, settings: Settings) -> None:
     words, limit = len(data.vocabulary.words), settings.data.max_seq_length
-    # Pretrained weights may have a few embeddings more than words; a task is read with the words that come with them.
+    # Pretrained weights may have more embeddings than their vocabulary has words; a task uses the weights' vocabulary.
     if words != settings.model.vocab_size and not (settings.task.name and words < settings.model.vocab_size):
         sizes = f"{data.folder} has a vocabulary of {words} words, but model.vocab_size is {settings.model.vocab_size}"
         cure = f"prepare the data with the model's vocabulary, or set --model.vocab_size {words}"
