@@ -57,7 +57,7 @@ def show(metric: str, value: float | None) -> str:
 
 
 def show_brief(metric: str, value: float, digits: int = 4) -> str:
-    """A share in percent, anything else in so many digits."""
+    """A share in percent, anything else with `digits` significant digits."""
     return f"{value:.2%}" if is_share(metric) else f"{value:.{digits}g}"
 
 
@@ -98,7 +98,7 @@ def duration(seconds: float) -> str:
 
 
 def wrap(text: str, indent: int = 2) -> str:
-    """Text whose lines end before COLUMNS; what is moved to a further line is indented.
+    """Text wrapped at COLUMNS; further lines are indented.
 
     A path, and a command in backticks, are not broken: one that is too long has a line of its own.
     """

@@ -51,7 +51,7 @@ def usable(wish: Wish) -> Isa | None:
 
 
 def capped_outside() -> tuple[Isa | None, str]:
-    """The cap on oneDNN's products that the environment sets, and the variable, whoever set it; None: there is none."""
+    """The cap on oneDNN's instruction set in the environment, and its variable; (None, "") without any."""
     for name in ONEDNN_VARIABLES:
         if value := os.environ.get(name, "").upper():
             cap = next((isa for start, isa in ONEDNN_NAMES.items() if value.startswith(start)), None)

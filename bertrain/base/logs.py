@@ -99,7 +99,7 @@ class _Lines(RotatingFileHandler):
             self.stream = None  # reopened for the next line
         if not self._has_warned:
             self._has_warned = True
-            print(f"warning: cannot write {self.baseFilename}: {sys.exc_info()[1]}; the run goes on", file=sys.stderr)
+            print(f"warning: cannot write {self.baseFilename}: {sys.exc_info()[1]}; the run continues", file=sys.stderr)
 
 
 def logs(

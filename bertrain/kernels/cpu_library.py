@@ -64,7 +64,7 @@ def _load() -> tuple[ctypes.CDLL, str]:
         library = ctypes.CDLL(str(compiled))
     except OSError as error:  # cut off, or of another machine that shares the folder
         with suppress(OSError):
-            compiled.unlink()  # the next start compiles it anew
+            compiled.unlink()  # the next start compiles it again
         raise UnavailableError(f"the compiled C kernels cannot be loaded: {error}") from None
     if library.request_tiles() != 0:
         raise UnavailableError("Linux refuses AMX to this process")

@@ -161,7 +161,7 @@ def gather(job: Job, settings: Settings, ranks: Ranks) -> Facts:
 
 
 def _fingerprint_data(job: Job, settings: Settings) -> tuple[str, str]:
-    """What the data of pre-training is, and what is wrong with it; of other data only whether it is there."""
+    """The fingerprint of pre-training data, and an error if it is damaged; for other data only whether it exists."""
     for path in job.data:
         if not Path(path).exists():
             return "", f"there is no {path}"

@@ -1,7 +1,7 @@
 """Published MLPerf results of BERT: which of them a recipe or a log corresponds to, and how bertrain compares.
 
-published.csv has the results with their sources. bertrain has been measured on one GPU and never on so many, so beside
-a result stand two things: the rate of that GPU, and what `bertrain plan` predicts, with the command that repeats it.
+published.csv has the results with their sources. bertrain has been measured on one GPU only, so beside a result
+stand the rate of that GPU and the prediction of `bertrain plan`, with the command that repeats it.
 """
 
 from __future__ import annotations
@@ -106,7 +106,7 @@ def _parse(row: dict[str, str]) -> Result:
 
 
 def headlines(*, recipe: str = "", batch: int | None = None, count: int | None = None) -> list[Result]:
-    """The fastest result of each GPU with this recipe, or of this global batch on so many accelerators."""
+    """The fastest result of each GPU with this recipe, or of this global batch size on `count` accelerators."""
     fastest: dict[str, Result] = {}
     for one in published_results():
         fits = one.recipe == recipe if recipe else (one.batch, one.count) == (batch, count)
@@ -144,7 +144,7 @@ def _predict(result: Result) -> tuple[Plan, str]:
 
 
 def compare_batch(batch: int | None, count: int | None) -> list[Comparison]:
-    """The results of this global batch on so many accelerators."""
+    """The results of this global batch size on `count` accelerators."""
     return [compare(one) for one in headlines(batch=batch, count=count)]
 
 

@@ -32,7 +32,7 @@ SHORTEST_WAVE, LONGEST_WAVE = 2.2, 130.0  # in positions
 
 
 class _WithoutInit(TorchFunctionMode):
-    """Skips torch.nn.init: its values are overwritten, and on the meta device it imports torch's compiler for seconds."""
+    """Skips torch.nn.init: its values are overwritten, and on the meta device it imports the compiler for seconds."""
 
     def __torch_function__(
         self, func: Callable, types: object, args: tuple = (), kwargs: Mapping[str, Any] | None = None

@@ -2,7 +2,7 @@
 
 They are of training BERT-Large from MLPerf's initial checkpoint to 0.720 masked-word accuracy with LAMB, by global
 batch size: rcps_bert.json in mlcommons/logging, rules 4.1 to 5.1. As in MLPerf's own checker: straight lines between
-points, from the fastest point on; points above the line between their neighbours are left out.
+points, from the fastest point on; points above the line between their neighbors are left out.
 """
 
 from __future__ import annotations

@@ -237,14 +237,14 @@ def fastest_for(wish: Wish, money: float, most: int) -> Plan:
 def best_batching(wish: Wish, count: int) -> Plan:
     """The plan with the most sequences per second on `count` GPUs: the recipe's, or with another policy and budget.
 
-    Budgets: those with which each rank computes one, two or four bins, with some room to balance them.
+    Budgets: those with which each rank computes one, two or four bins, up to 10 % larger than necessary, for balance.
     """
     settings = wish.settings
     tokens = settings.batch.tokens or settings.batch.sequences * float(wish.lengths.mean())
     budgets = {
-        max(smallest_budget(settings), math.ceil(room * tokens / (bins * count) / BUDGET_STEP) * BUDGET_STEP)
+        max(smallest_budget(settings), math.ceil(slack * tokens / (bins * count) / BUDGET_STEP) * BUDGET_STEP)
         for bins in (1, 2, 4)
-        for room in (1.0, 1.02, 1.05, 1.1)
+        for slack in (1.0, 1.02, 1.05, 1.1)
     }
     wishes = [wish]
     for budget, policy in itertools.product(sorted(budgets), TUNED_POLICIES):

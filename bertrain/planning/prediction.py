@@ -127,7 +127,7 @@ def cpu_like(precision: str, ceilings: Ceilings) -> Gpu:
 
 @cache
 def _rates(precision: str, threads: int) -> Ceilings:
-    """The rates of this process, which has so many threads; without AMX, products in bf16 would take seconds."""
+    """The rates of this process with `threads` threads; without AMX, measuring products in bf16 would take seconds."""
     fast = "bf16" if precision == "bf16" and isa.usable("auto") == "amx" else "fp32"
     return measure_ceilings(torch.device("cpu"), fast, seconds=RATES_S)
 

@@ -67,8 +67,8 @@ def plan_budget(
     """The plan of a run that has reached `progress`, at its present speed.
 
     Evaluations take at most EVALUATION_SHARE of the budget: fewer of them, and fewer examples if one alone takes much
-    of that. `can_shrink` is false if all examples must be evaluated. `steps_ahead`: how many of the next steps take as
-    long as so many at the present speed, if their sizes grow.
+    of that. `can_shrink` is false if all examples must be evaluated. `steps_ahead` converts a number of steps
+    of the present size into the number of next steps that take as long, if step sizes grow.
     """
     budget = parse_duration(settings.train.budget, "train.budget")
     left, each = budget - progress.seconds, seconds_per_evaluation

@@ -209,7 +209,7 @@ _joined = itertools.count()  # joins of this process: several runs may follow ea
 
 
 def _fresh_store() -> Store:
-    """The store of this start of the ranks; from the second join on, an unused part of it.
+    """The store of this start of the ranks; after the first join, an unused part of it.
 
     torchrun's agent keeps one store through all of its restarts. It still holds the addresses of the ranks before,
     which the new ones would try to connect to forever; so that is refused.
@@ -244,7 +244,7 @@ def _connected(backend: str, store: Store, rank: int, world: int) -> Iterator[No
         with suppress(dist.DistNetworkError):  # the launcher keeps the store, and may be gone
             num_reports = store.add(REPORTED, 1)  # before this rank's connections break, which the others will notice
         dist.destroy_process_group()
-        if num_reports > 1 and not isinstance(error, AgreedError):  # those the first rank prints, whoever is first here
+        if num_reports > 1 and not isinstance(error, AgreedError):  # the first rank prints AgreedErrors itself
             raise ReportedElsewhereError("reported-elsewhere", "another rank has printed why it ended") from error
         raise
     except Exception as error:

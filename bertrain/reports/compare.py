@@ -26,7 +26,7 @@ from bertrain.reports.history import History, best_by_metric
 from bertrain.run.progress import seconds_left
 
 UNKNOWN = "–"
-MOST_SPREAD = 1.5  # of the predictions of a run's starts: a CPU is measured anew at each
+MOST_SPREAD = 1.5  # of the predictions of a run's starts: a CPU is measured again at each
 Fact = tuple[str, str, str]  # label, value, a small note
 
 

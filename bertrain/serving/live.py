@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from starlette.requests import Request
     from starlette.responses import Response
 
-REST = 4  # times as long as drawing a page takes, nothing is drawn anew: a run may train on the same cores
+REST = 4  # pause after drawing a page, as a multiple of the drawing time: a run may train on the same cores
 LINK = Markup('<a href="{}">{}</a>')
 
 

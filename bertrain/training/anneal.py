@@ -1,8 +1,8 @@
 """`bertrain anneal`: the decay of a run's learning rate, from any of its checkpoints, in a new run.
 
 The new run has the settings of the old one except its schedule and length. It begins with the old one's weights,
-optimizer state, step and place in the data, so that it is the run that would have decayed from that step on, to the
-bit. The old run stays as it is.
+optimizer state, step and place in the data, so it is bitwise equal to a single run that decays from that step.
+The old run stays unchanged.
 """
 
 from __future__ import annotations

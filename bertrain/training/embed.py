@@ -76,7 +76,7 @@ class Encoder:
         precision: EmbeddingPrecision = "auto",
         device: Device = "auto",
     ) -> Encoder:
-        """Read the encoder of `source`. What is not given follows from its files, or is mean, normalized, and whole."""
+        """Read the encoder of `source`. Options not given come from its files; else mean, normalized, full length."""
         opened = open_source(source, which=which)
         vocabulary = vocabulary_of(opened, source)
         usual = _usual_pipeline(locate(source), is_run=opened.kind == "run")

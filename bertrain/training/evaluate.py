@@ -148,7 +148,7 @@ class HeldOutEvaluator:
         self.shrink(min(max_examples or len(data), len(data)))
 
     def shrink(self, num_examples: int) -> None:
-        """Evaluate on only so many examples from now on."""
+        """Evaluate on only `num_examples` examples after this."""
         self.num_examples, self._kept, self._is_whole = num_examples, list[Batch](), False
 
     def batches(self, device: torch.device) -> Iterator[Batch]:
@@ -156,16 +156,16 @@ class HeldOutEvaluator:
         if self._is_whole:
             yield from self._kept
             return
-        kept, room = list[Batch](), KEPT_BYTES
+        kept, free_bytes = list[Batch](), KEPT_BYTES
         for batch in self._loader.evaluation(self.num_examples):
             moved = batch.to(device)
-            room -= moved.num_bytes
-            if room >= 0:
+            free_bytes -= moved.num_bytes
+            if free_bytes >= 0:
                 kept.append(moved)
             else:
                 kept.clear()
             yield moved
-        if room >= 0:
+        if free_bytes >= 0:
             self._kept, self._is_whole = kept, True
 
     @torch.no_grad()

@@ -82,7 +82,7 @@ def _why_not_here(settings: Settings, device: torch.device) -> str:
 
 
 def finetuned_settings(weights: Weights | OpenedWeights, source: str | Path) -> Settings:
-    """The settings that weights were exported with; of those that Transformers wrote, the usual ones, in fp32."""
+    """The settings that weights were exported with; for weights that Transformers wrote, defaults in fp32."""
     model = weights.settings
     if model is None or model.head not in TASKS:
         raise without_task(source)

@@ -67,7 +67,7 @@ class ResolvedRun:
     """Lines to print at the start: what `auto` means, what was found in the files of a task."""
 
     def warn_of_rate(self) -> None:
-        """Warn of a recipe's learning rate at which trained weights that go on pre-training forget."""
+        """Warn if continued pre-training uses a recipe's learning rate, at which trained weights would forget."""
         optimizer, given = self.settings.optimizer, self.settings.given
         if self.weights is None or self.task is not None or given is None:
             return

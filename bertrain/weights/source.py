@@ -172,7 +172,7 @@ def _open_run(folder: Path, which: str, hashes: bool) -> OpenedWeights:
         tensors, step = checkpoint.read_weights(chosen), checkpoint.read_progress(chosen).step
         digest = checkpoint.weights_digest(chosen)
     except checkpoint.RemovedError:
-        return _open_run(folder, which, hashes)  # a run that goes on training has others
+        return _open_run(folder, which, hashes)  # a run that is still training has others
     return OpenedWeights(
         kind="run",
         origin=str(chosen),

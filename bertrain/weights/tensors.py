@@ -241,7 +241,7 @@ def is_padded(words: int, rows: int) -> bool:
 
 
 def pad_rows(tensor: Tensor, rows: int, value: float = 0.0) -> Tensor:
-    """A tensor cut, or padded with `value`, to so many rows."""
+    """A tensor truncated to `rows` rows, or padded to them with `value`."""
     out = tensor.new_full((rows, *tensor.shape[1:]), value)
     out[: len(tensor)] = tensor[:rows]
     return out

@@ -104,7 +104,7 @@ def test_a_full_disk_costs_lines_and_not_the_run(tmp_path: Path, capsys: pytest.
     assert "(and 3 lines before it were lost)" in describe(first)
     assert "lost_before" not in second
     (line,) = capsys.readouterr().err.splitlines()
-    assert line == f"warning: cannot write {link}: [Errno 28] No space left on device; the run goes on"
+    assert line == f"warning: cannot write {link}: [Errno 28] No space left on device; the run continues"
 
 
 def test_no_memory_for_a_line_does_not_hide_why(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -120,7 +120,7 @@ def test_a_folder_that_cannot_be_written_costs_no_run(tmp_path: Path, capsys: py
     (tmp_path / "logs").write_text("in the way")
     with keep_log(tmp_path, 0, 1):
         note("info", "said", "nothing")
-    assert "the run goes on" in capsys.readouterr().err
+    assert "the run continues" in capsys.readouterr().err
 
 
 # --- reading ---------------------------------------------------------------------------------------

@@ -243,7 +243,7 @@ def shard_sizes(count: int, shards: int) -> list[int]:
 
 
 def _refuse_too_large(plan: ConversionPlan, records: int) -> None:
-    """Refuse a file of so many records that it cannot be built in memory."""
+    """Refuse a file with too many records to build in memory."""
     shape, free = plan.shape, free_memory()
     is_compact = plan.to in ("arrow", "hdf5-varlength")
     width = float(plan.source.lengths.mean()) if is_compact else shape.max_seq_length

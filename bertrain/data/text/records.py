@@ -31,7 +31,7 @@ LARGEST_RECORD = 64 << 20
 """Bytes; the largest page of Wikipedia has two million. A larger record is probably several documents."""
 
 ENDS = {"blank-line": (0, math.inf), "size": (8 << 10, 32 << 10), "file": (16 << 20, 32 << 20)}
-"""A document of plain text ends at the first blank line after so many bytes, and at any line after so many more."""
+"""Bytes after which a document of plain text ends at the next blank line, and at the next line of any kind."""
 
 LONG_STRING = 40  # characters, on average, of a column that is taken for the text
 _CHUNK = 1 << 20

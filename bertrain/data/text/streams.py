@@ -58,7 +58,7 @@ def recode(stream: Stream, encoding: str) -> Stream:
     elif not (decode_beginning(stream.bytes.peek(BUFFER)) or "").isascii():  # in others hardly any text is UTF-8
         encoding = "utf-8"
     if codecs.lookup(encoding).name == "utf-8":
-        return stream  # whoever reads it checks it
+        return stream  # the reader checks it
     decoder, rest = codecs.getincrementaldecoder(encoding)(_INVALID), b""
 
     def read_some(most: int) -> bytes:

@@ -29,7 +29,7 @@ from bertrain.data.text.streams import DAMAGE, Stream, check_encoding, open_stre
 SAMPLED_FILES, SAMPLED_BYTES = 64, 1 << 16
 TABLES = ("csv", "jsonl", "parquet", "arrow")
 SMALL_FILE = 1 << 17  # bytes at the median of files that hold one document each
-ARTICLES, LONG_ARTICLE = 20, 1 << 20  # so many files with paragraphs may be larger, as long articles are
+ARTICLES, LONG_ARTICLE = 20, 1 << 20  # this many files with paragraphs may be larger, as long articles are
 _ENDS_SENTENCE = tuple('.!?:;…。！？"”»)')
 _SENTENCE_WITHIN = re.compile(r"[.!?…][\"”»')\]]*\s+\S|[。！？].")
 _DOCUMENTS = {

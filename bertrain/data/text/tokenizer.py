@@ -80,7 +80,7 @@ class Tokenizer:
 
     def _encode_word(self, word: str) -> bytes:
         """The ids of a word between spaces: case folded, split at punctuation, looked up."""
-        # str.lower looks at neighbours (a final sigma), so it must see the word before punctuation is split off.
+        # str.lower looks at neighbors (a final sigma), so it must see the word before punctuation is split off.
         folded = word.lower() if self._lower_case else word
         if folded.isascii():
             parts = ASCII_PARTS(folded)  # faster, same result

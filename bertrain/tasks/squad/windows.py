@@ -101,9 +101,9 @@ def make_windows(
     -1 for an unanswerable question; None for unlabeled questions."""
     context_of = np.array([question.context for question in collection.questions], np.int64)
     separators = tokenizer_of(vocabulary).separators
-    room = settings.data.max_seq_length - 2 - separators  # without [CLS] and all [SEP]
-    query_lengths = np.minimum(queries.counts, min(settings.task.max_query_length, room - 1))
-    max_counts = room - query_lengths
+    max_content = settings.data.max_seq_length - 2 - separators  # without [CLS] and all [SEP]
+    query_lengths = np.minimum(queries.counts, min(settings.task.max_query_length, max_content - 1))
+    max_counts = max_content - query_lengths
     paragraph_lengths = paragraphs.counts[context_of]
     stride = overlapping_stride(settings.task.doc_stride, settings.data.max_seq_length)
     # A long question leaves short windows. A quarter of each is also in the next: few answers are cut in two.

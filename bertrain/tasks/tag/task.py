@@ -202,7 +202,7 @@ class TagTask:
         return self._split(name, [_converted(sentence, scheme, self.scheme) for sentence in sentences])
 
     def _split(self, name: str, sentences: list[Sentence]) -> TagSplit:
-        """Encode sentences, and note what they came to."""
+        """Encode sentences; notes windows and unknown tags."""
         indices = {label: index for index, label in enumerate(self.labels)}
         labels = [
             IGNORED if sentence.tags is None else indices.get(sentence.tags[place], IGNORED)
