@@ -60,7 +60,7 @@ class Block:
     answer_weights: Values | None = None
     """Factors of each example's loss, one or as many as answers; None: all are 1."""
     texts_per_example: int = 1
-    """Number of consecutive rows of the data that are the texts of one example; they may be in different bins of a step."""
+    """Consecutive rows of the data that are the texts of one example; they may be in different bins of a step."""
 
     def __len__(self) -> int:
         return len(self.lengths)
