@@ -32,8 +32,10 @@ PATHS = ("model.config", "data.vocab", "data.generator", "evaluate.data")
 KINDS = {int: "a whole number", float: "a number", bool: "true or false", str: "text"}
 RENAMED = {"evaluate.at_once": "evaluate.batch_size", "log.tensorboard": "log.trackers"}
 """Settings by their former names, which the config.json of an older run may have."""
-FORMER_VALUES: dict[str, dict[bool, str]] = {"log.tensorboard": {True: "auto", False: "none"}}
-"""What the values of a former setting are called now."""
+FORMER_VALUES: dict[str, dict[bool | str, str]] = {
+    "log.tensorboard": {True: "auto", False: "none"}, "task.text_split": {"signs": "punctuation"}
+}  # fmt: skip
+"""What former values of a setting are called now."""
 WORDS: dict[str, dict[str, str]] = tomllib.loads((resources.files("bertrain.config") / "words.toml").read_text())
 SYNONYMS = {word: meaning for meaning, words in WORDS["settings"].items() for word in words.split()}
 """The setting that a word of another program means, or what to do instead."""
@@ -205,7 +207,7 @@ def _with_new_names(section: str, fields: dict[str, Any]) -> dict[str, Any]:
     renamed = {}
     for name, value in fields.items():
         key = f"{section}.{name}"
-        if isinstance(value, bool):
+        if isinstance(value, bool | str):
             value = FORMER_VALUES.get(key, {}).get(value, value)
         renamed[RENAMED.get(key, key).partition(".")[2]] = value
     return renamed

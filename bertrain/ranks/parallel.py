@@ -202,7 +202,8 @@ def join(settings: TrainSettings) -> Iterator[Ranks]:
     finally:
         if watchdog is not None:
             watchdog.stop()
-        os.sched_setaffinity(0, unbound)  # or the next join would take a share of this share
+        with suppress(OSError):  # meanwhile these cores were taken from the process
+            os.sched_setaffinity(0, unbound)  # or the next join would take a share of this share
 
 
 _joined = itertools.count()  # joins of this process: several runs may follow each other on the same ranks

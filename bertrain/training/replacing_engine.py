@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 
 from bertrain.base.errors import AgreedError, UserError
-from bertrain.config.settings import ModelSettings, Settings, TrainSettings
+from bertrain.config.settings import ModelSettings, Settings
 from bertrain.data.feed.loader import Step
 from bertrain.data.formats.source import DataSource
 from bertrain.model.batch import IGNORED, Batch
@@ -59,11 +59,11 @@ def weights_of_words(weights: Weights) -> Weights:
 
 
 def settings_of_generator(settings: Settings, model: ModelSettings) -> Settings:
-    """How a run of these settings computes a generator of this size."""
-    train = settings.train
+    """How a run computes a generator of this size: by any kernels, for it may have none where the run asks for them."""
+    train = replace(settings.train, kernels="plain" if settings.train.kernels == "plain" else "auto")
     if train.precision == "fp8":  # which only trains
-        train = replace(train, precision="bf16", kernels="auto")
-    return Settings(model=model, train=TrainSettings(precision=train.precision, kernels=train.kernels, isa=train.isa))
+        train = replace(train, precision="bf16")
+    return replace(settings, model=model, train=train)
 
 
 def write_generator(weights: Weights, folder: Path) -> str:

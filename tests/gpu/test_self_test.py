@@ -31,7 +31,7 @@ BROKEN = {
 
 @pytest.mark.parametrize("sizes", [BASE, replace(BASE, inner=1152, family="modern", window=64)])
 def test_every_kernel_agrees_with_its_twin(sizes: Sizes) -> None:
-    results, errors = self_test.examine(sizes, "cuda")
+    results, errors = self_test.examine(sizes, "cuda:0")
     print(errors)
     assert {result.kernel: result.failure for result in results} == dict.fromkeys(Checks(sizes, "cpu").all(), "")
     for result in results:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 from pathlib import Path
 
@@ -145,3 +146,11 @@ def test_a_second_join_has_the_cores_of_the_first(monkeypatch: pytest.MonkeyPatc
             cores.append(os.sched_getaffinity(0))
     assert cores[0] == cores[1]
     assert os.sched_getaffinity(0) == before
+
+
+def test_cores_that_are_gone_fail_no_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: object) -> None:
+        raise OSError(errno.EINVAL, os.strerror(errno.EINVAL))
+
+    with parallel.join(TrainSettings(device="cpu", binding="none")):
+        monkeypatch.setattr(os, "sched_setaffinity", refuse)

@@ -17,6 +17,7 @@ from bertrain.config.resolve import (
     flatten_recipe,
     from_dict,
     in_family,
+    override,
     parse_overrides,
     resolve,
     to_toml,
@@ -114,7 +115,13 @@ def test_renamed_settings_are_read_in_files_and_named_on_the_command_line(tmp_pa
     assert resolve("finetune-glue", settings_file=tmp_path / "old.toml").evaluate.batch_size == 3
     values = resolve("finetune-glue").to_dict()
     values["evaluate"]["at_once"] = values["evaluate"].pop("batch_size") + 4
+    values["task"] |= {"name": "tag", "text_split": "signs"}
     assert from_dict(values).evaluate.batch_size == 4
+    assert from_dict(values).task.text_split == "punctuation"
+    assert (
+        override(from_dict(values), {"task.text_split": "signs"}, also=("task.text_split",)).task.text_split
+        == "punctuation"
+    )
     for former, name in RENAMED.items():
         with helpers.refused("renamed-setting", former, name):
             resolve("finetune-glue", [(former, "1")])

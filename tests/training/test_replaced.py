@@ -15,9 +15,10 @@ from safetensors.torch import load_file, save_file
 from bertrain.base.errors import AgreedError
 from bertrain.data.prepare.prepare import prepare
 from bertrain.model.batch import IGNORED
+from bertrain.planning import kernel_limits
 from bertrain.reports.report import report
 from bertrain.training.anneal import anneal
-from bertrain.training.replacing_engine import replace_words, sample
+from bertrain.training.replacing_engine import replace_words, sample, settings_of_generator
 from bertrain.training.start import pretrain, resume
 from bertrain.weights.export import export
 from tests import helpers, whole_model
@@ -106,6 +107,24 @@ def test_the_kernels_train_alike_and_resume_to_the_bit(
     resume(tmp_path / "fused", from_step=3)
     resumed = helpers.final_weights(tmp_path / "fused")
     assert all(expected[name].equal(resumed[name]) for name in expected)
+
+
+@pytest.mark.usefixtures("c_kernels")
+def test_a_generator_without_kernels(data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Its heads are too narrow; the run itself is computed by the kernels that it asks for."""
+    pretrain(helpers.tiny_settings(**SHAPE, model__num_heads=4, train__max_steps=2), data, tmp_path / "narrow")
+    given = rtd_settings(tmp_path / "narrow", train__precision="bf16", train__kernels="fused", train__max_steps=2)
+    capsys.readouterr()
+    pretrain(helpers.tiny_settings(**given), data, tmp_path / "run")
+    said = capsys.readouterr().out
+    assert "computing with fused kernels, bf16" in said
+    assert "(1 x 32), computing with plain PyTorch, bf16" in said
+
+
+def test_a_generator_gets_bins_of_the_runs_size(generator: Path) -> None:
+    budget = 64 * (kernel_limits.MOST_TOKENS // 64 + 1)
+    settings = helpers.tiny_settings(**rtd_settings(generator, train__precision="bf16", batch__token_budget=budget))
+    assert "batch.token_budget" in kernel_limits.why_unfit(settings_of_generator(settings, settings.model))
 
 
 def test_the_compiled_engine_compiles_each_shape_once(
