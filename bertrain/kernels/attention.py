@@ -2,8 +2,8 @@
 
     out, sums, _ = ragged_attention_forward(qkv, plan_attention(cu_seqlens, T), dropout)
 
-With a `window`, a token attends only to tokens at most `window` positions away (0: to all). Tiles of keys that no query
-of a tile attends to are skipped, so the work is linear in the length. Where `rotary.py` has rotated queries and keys,
+With a `window`, a token attends only to tokens at most so many positions away (0: to all). Tiles of keys that no query
+of a tile can see are skipped, so the work grows with the length alone. Where `rotary.py` has rotated queries and keys,
 the backward rotates their gradients back, in registers.
 
 The projection writes `qkv[T, 3, H, D]` and the output projection reads `out[T, H, D]`: no tensor is stacked or
@@ -44,8 +44,8 @@ from bertrain.kernels.random import (
 # Rows of a tile, the work of one program. Small tiles are fastest on Hopper: four or five programs per multiprocessor
 # hide latency better than one large program.
 TILE = 64
-# The backward reads the log-sum of a row and its delta (see `_backward_query_kernel`) together. So they are
-# interleaved, CHUNK of one and CHUNK of the other, tile after tile: every read is aligned, and one read gets both.
+# The backward reads the log-sum of a row and its delta (see there) together. So they are interleaved, CHUNK of one and
+# CHUNK of the other, tile after tile: every read is aligned, and one read gets both.
 CHUNK = 32
 
 
@@ -60,8 +60,8 @@ def ragged_attention_plain(qkv: Tensor, cu_seqlens: Tensor, dropout: Dropout, wi
         query, key, value = qkv[start:end].permute(1, 2, 0, 3)  # each [H, L, D]
         scores = query @ key.transpose(1, 2) / math.sqrt(head_dim)
         if window > 0:
-            positions = torch.arange(end - start, device=qkv.device)
-            scores = scores.masked_fill((positions[:, None] - positions).abs() > window, -torch.inf)
+            places = torch.arange(end - start, device=qkv.device)
+            scores = scores.masked_fill((places[:, None] - places).abs() > window, -torch.inf)
         probabilities = torch.softmax(scores, dim=-1)
         if dropout.p > 0:
             keep = attention_keep_mask(dropout.seed, dropout.site, num_heads, start, end - start, dropout.p)
@@ -72,13 +72,13 @@ def ragged_attention_plain(qkv: Tensor, cu_seqlens: Tensor, dropout: Dropout, wi
 
 @jit
 def _plan_kernel(cu_seqlens, tiles, num_sequences, capacity, BLOCK: tl.constexpr, TILE: tl.constexpr):
-    # Each program lists the tiles of BLOCK sequences: a sequence's first tile is the number of tiles of all sequences
-    # before it (longer, or as long with a smaller index). No sort, no scan, no second launch.
-    sequences = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
-    valid = sequences < num_sequences
-    start = tl.load(cu_seqlens + sequences, mask=valid, other=0)
-    length = tl.load(cu_seqlens + sequences + 1, mask=valid, other=0) - start
-    first_tile = tl.zeros([BLOCK], dtype=tl.int32)
+    # Each program places BLOCK sequences: a sequence's first tile is the number of tiles of all sequences before it
+    # (longer, or as long with a smaller index). No sort, no scan, no second launch.
+    own = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    valid = own < num_sequences
+    start = tl.load(cu_seqlens + own, mask=valid, other=0)
+    length = tl.load(cu_seqlens + own + 1, mask=valid, other=0) - start
+    place = tl.zeros([BLOCK], dtype=tl.int32)
     total = 0
     for first in range(0, num_sequences, BLOCK):
         other = first + tl.arange(0, BLOCK)
@@ -87,17 +87,17 @@ def _plan_kernel(cu_seqlens, tiles, num_sequences, capacity, BLOCK: tl.constexpr
         other_length = tl.load(cu_seqlens + other + 1, mask=other_valid, other=0) - other_start
         other_tiles = (other_length + TILE - 1) // TILE
         longer = other_length[None, :] > length[:, None]
-        tie = (other_length[None, :] == length[:, None]) & (other[None, :] < sequences[:, None])
+        tie = (other_length[None, :] == length[:, None]) & (other[None, :] < own[:, None])
         before = (longer | tie) & other_valid[None, :]
-        first_tile += tl.sum(tl.where(before, other_tiles[None, :], 0), axis=1)
+        place += tl.sum(tl.where(before, other_tiles[None, :], 0), axis=1)
         total += tl.sum(other_tiles, axis=0)
     for block in range(tl.max((length + TILE - 1) // TILE, axis=0)):
         exists = valid & (block * TILE < length)
-        entry = tiles + (first_tile + block) * 4
+        entry = tiles + (place + block) * 4
         tl.store(entry, start, mask=exists)
         tl.store(entry + 1, length, mask=exists)
         tl.store(entry + 2, tl.zeros([BLOCK], dtype=tl.int32) + block * TILE, mask=exists)
-        tl.store(entry + 3, first_tile, mask=exists)
+        tl.store(entry + 3, place, mask=exists)
     # Unused entries get length 0; the programs share this work.
     for first in range(total + tl.program_id(0) * BLOCK, capacity, BLOCK * tl.num_programs(0)):
         unused = first + tl.arange(0, BLOCK)
@@ -181,37 +181,37 @@ def _pinned(operand):
 
 
 @jit
-def _log_sum_pointers(sums, pitch, head, tile, BM: tl.constexpr, CHUNK: tl.constexpr):
+def _of_rows(sums, pitch, head, tile, BM: tl.constexpr, CHUNK: tl.constexpr):
     """Pointers to the log-sums of a tile's rows; the delta of a row is CHUNK further."""
     rows = tl.arange(0, BM)
     return sums + head * pitch + tile * (2 * BM) + ((rows // CHUNK) * (2 * CHUNK) + rows % CHUNK)
 
 
 @jit
-def _within_window(first, rows, other_first, others, WINDOW: tl.constexpr):
-    """Mask of the pairs of positions, first + rows and other_first + others, that are at most WINDOW apart."""
-    return tl.abs((first - other_first) + (rows - others)) <= WINDOW
+def _is_near(first, own, other_first, others, WINDOW: tl.constexpr):
+    """Mask of the pairs of a tile that are at most WINDOW positions apart; both ranges count from their firsts."""
+    return tl.abs((first - other_first) + (own - others)) <= WINDOW
 
 
 @jit
-def _visible_range(first, length, SIZE: tl.constexpr, STEP: tl.constexpr, WINDOW: tl.constexpr):
-    """Begin (a multiple of STEP) and end of the positions that a tile of SIZE rows starting at `first` attends to."""
+def _within_reach(first, length, SIZE: tl.constexpr, STEP: tl.constexpr, WINDOW: tl.constexpr):
+    """Begin, a multiple of STEP, and end of the positions that a tile of SIZE rows from `first` on attends to."""
     return tl.maximum(first - WINDOW, 0) // STEP * STEP, tl.minimum(first + (SIZE + WINDOW), length)
 
 
 @jit
-def _rotate_back(values, rows, length, cosines, sines, D: tl.constexpr):
+def _rotated_back(values, rows, length, cosines, sines, D: tl.constexpr):
     """The gradient of rows before their pairs (i, i + D / 2) were rotated by the angles of their positions."""
     columns = tl.arange(0, D // 2)[None, :]
-    entries, inside = rows[:, None] * (D // 2) + columns, (rows < length)[:, None]
-    cosine, sine = tl.load(cosines + entries, mask=inside, other=0.0), tl.load(sines + entries, mask=inside, other=0.0)
+    places, inside = rows[:, None] * (D // 2) + columns, (rows < length)[:, None]
+    cosine, sine = tl.load(cosines + places, mask=inside, other=0.0), tl.load(sines + places, mask=inside, other=0.0)
     left, right = tl.split(tl.permute(tl.reshape(values, [values.shape[0], 2, D // 2]), [0, 2, 1]))
-    rotated = tl.join(left * cosine + right * sine, right * cosine - left * sine)
-    return tl.reshape(tl.permute(rotated, [0, 2, 1]), [values.shape[0], D])
+    turned = tl.join(left * cosine + right * sine, right * cosine - left * sine)
+    return tl.reshape(tl.permute(turned, [0, 2, 1]), [values.shape[0], D])
 
 
 @jit
-def _forward_with_running_maximum(
+def _forward_careful(
     query, keys_in, start, length, first_row, head, key_of_head, scale_log2,
     H: tl.constexpr, D: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, KEEP: tl.constexpr,
     PRECISION: tl.constexpr, WINDOW: tl.constexpr,
@@ -223,15 +223,15 @@ def _forward_with_running_maximum(
     columns = tl.arange(0, BN)[None, :]
     begin, end = 0, length
     if WINDOW > 0:
-        begin, end = _visible_range(first_row, length, BM, BN, WINDOW)
+        begin, end = _within_reach(first_row, length, BM, BN, WINDOW)
     for column in tl.range(begin, end, BN, num_stages=1):
         keys = keys_in.load([start + column, (H + head) * D])
         values = keys_in.load([start + column, (2 * H + head) * D])
         scores = tl.dot(query, tl.trans(keys), input_precision=PRECISION) * scale_log2
         scores = tl.where(column + columns < length, scores, float("-inf"))
-        if WINDOW > 0:  # finite: a row may attend to nothing in its first tile; the next maximum then removes that tile
-            within = _within_window(first_row, tl.arange(0, BM)[:, None], column, columns, WINDOW)
-            scores = tl.where(within, scores, -1e30)
+        if WINDOW > 0:  # not infinite: a row may see nothing of its first tile, and the next maximum removes that tile
+            near = _is_near(first_row, tl.arange(0, BM)[:, None], column, columns, WINDOW)
+            scores = tl.where(near, scores, -1e30)
         new_reference = tl.maximum(reference, tl.max(scores, axis=1))
         weights = exp2(scores - new_reference[:, None])
         correction = exp2(reference - new_reference)
@@ -256,8 +256,8 @@ def _forward_step(
     if EDGE:  # the last keys belong to the next sequence
         weights = tl.where(column + columns < length, weights, 0.0)
     if WINDOW > 0:
-        within = _within_window(first_row, tl.arange(0, BM)[:, None], column, columns, WINDOW)
-        weights = tl.where(within, weights, 0.0)
+        near = _is_near(first_row, tl.arange(0, BM)[:, None], column, columns, WINDOW)
+        weights = tl.where(near, weights, 0.0)
     total += tl.sum(weights, axis=1)
     if KEEP > 0:
         words = attention_words(key_of_head, first_row, tl.arange(0, BM)[:, None], column, columns)
@@ -287,15 +287,15 @@ def _attention_forward_kernel(
     if LIMIT > 0:
         factor = tl.load(scale)
     query = _load(qkv, start, head, rows, 3 * H * D, length, D)
-    # While the sum of weights stays within 1e-30 ... 1e30, no maximum needs to be subtracted. So the loop computes no
-    # maximum and rescales nothing, and its products can overlap.
+    # As long as the weights stay within 2**-100 ... 2**100, no maximum needs to be subtracted. So the loop finds none
+    # and rescales nothing, and its products can overlap.
     reference = tl.zeros([BM], dtype=tl.float32)
     total = tl.zeros([BM], dtype=tl.float32)
     result = tl.zeros([BM, D], dtype=tl.float32)
     # The last keys come first and outside the loop: a branch inside it would keep its products from overlapping.
     begin, end = 0, length
     if WINDOW > 0:
-        begin, end = _visible_range(first_row, length, BM, BN, WINDOW)
+        begin, end = _within_reach(first_row, length, BM, BN, WINDOW)
     last = (end - 1) // BN * BN
     columns = last + tl.arange(0, BN)
     keys = _load(qkv, start, H + head, columns, 3 * H * D, length, D)
@@ -314,7 +314,7 @@ def _attention_forward_kernel(
     # If a row leaves that range (never seen in a healthy model), its tile is computed again with a running maximum.
     extreme = inside & ((total > 1e30) | (total < 1e-30))
     if tl.max(extreme.to(tl.int32), axis=0) > 0:
-        reference, total, result = _forward_with_running_maximum(
+        reference, total, result = _forward_careful(
             query, keys_in, start, length, first_row, head, key_of_head, scale_log2,
             H, D, BM, BN, KEEP, PRECISION, WINDOW,
         )  # fmt: skip
@@ -326,7 +326,7 @@ def _attention_forward_kernel(
         _store(out, out8, widen(rounded), 1.0, factor, start, head, rows, H * D, inside[:, None], D, False, LIMIT)
     # Rows past the sequence get an infinite sum: the backward then computes zero weights there, without a mask.
     row_lse = tl.where(inside, reference + log2(total), float("inf"))
-    tl.store(_log_sum_pointers(sums, pitch, head, tile, BM, CHUNK), row_lse)
+    tl.store(_of_rows(sums, pitch, head, tile, BM, CHUNK), row_lse)
 
 
 @jit
@@ -341,8 +341,8 @@ def _query_step(
     if EDGE:  # the last keys belong to the next sequence
         weights = tl.where(column + columns < length, weights, 0.0)
     if WINDOW > 0:
-        within = _within_window(first_row, tl.arange(0, BM)[:, None], column, columns, WINDOW)
-        weights = tl.where(within, weights, 0.0)
+        near = _is_near(first_row, tl.arange(0, BM)[:, None], column, columns, WINDOW)
+        weights = tl.where(near, weights, 0.0)
     gradient = tl.dot(dresult, tl.trans(values), input_precision=PRECISION)
     if KEEP > 0:
         words = attention_words(key_of_head, first_row, tl.arange(0, BM)[:, None], column, columns)
@@ -373,22 +373,22 @@ def _backward_query_kernel(
     rows = first_row + tl.arange(0, BM)
     begin, end = 0, length
     if WINDOW > 0:
-        begin, end = _visible_range(first_row, length, BM, BN, WINDOW)
+        begin, end = _within_reach(first_row, length, BM, BN, WINDOW)
     last = (end - 1) // BN * BN
     columns = last + tl.arange(0, BN)
     key_of_head = attention_key(load_stream_key(seed, site), start, head)
     factor = 1.0
     if LIMIT > 0:
         factor = tl.load(scale)
-    log_sums = _log_sum_pointers(sums, pitch, head, tile, BM, CHUNK)
-    row_lse = tl.load(log_sums)
+    of_rows = _of_rows(sums, pitch, head, tile, BM, CHUNK)
+    row_lse = tl.load(of_rows)
     dresult = _load(dout, start, head, rows, H * D, length, D)
     result = _load(out, start, head, rows, H * D, length, D)
     query = _load(qkv, start, head, rows, 3 * H * D, length, D)
     keys = _load(qkv, start, H + head, columns, 3 * H * D, length, D)
     values = _load(qkv, start, 2 * H + head, columns, 3 * H * D, length, D)
     row_delta = tl.sum(result.to(tl.float32) * dresult.to(tl.float32), axis=1) / -INVERSE_KEEP
-    tl.store(log_sums + CHUNK, row_delta)
+    tl.store(of_rows + CHUNK, row_delta)
     dquery = _query_step(
         query, dresult, keys, values, length, last, first_row, key_of_head, row_lse, row_delta, scale_log2,
         tl.zeros([BM, D], dtype=tl.float32), BM, BN, KEEP, PAIRS, PRECISION, True, WINDOW,
@@ -401,7 +401,7 @@ def _backward_query_kernel(
             dquery, BM, BN, KEEP, PAIRS, PRECISION, False, WINDOW,
         )  # fmt: skip
     if cosines is not None:
-        dquery = _rotate_back(dquery, rows, length, cosines, sines, D)
+        dquery = _rotated_back(dquery, rows, length, cosines, sines, D)
     unit = scale_log2 * (INVERSE_KEEP / KERNEL_LOG2_E)
     inside = (rows < length)[:, None]  # the other rows are zero
     if LIMIT > 0:
@@ -435,7 +435,7 @@ def _backward_key_kernel(
         return
     begin, end = 0, length
     if WINDOW > 0:
-        begin, end = _visible_range(first_column, length, BN, BM, WINDOW)
+        begin, end = _within_reach(first_column, length, BN, BM, WINDOW)
     tl.assume(end > begin)  # a path around the loop would keep its products from overlapping
     columns = first_column + tl.arange(0, BN)
     key_of_head = attention_key(load_stream_key(seed, site), start, head)
@@ -455,13 +455,13 @@ def _backward_key_kernel(
         # Without the factors 1 / (1 - p) and scale, which are applied at the end.
         weights = exp2(tl.dot(keys, tl.trans(query), input_precision=PRECISION) * scale_log2 - row_lse)
         if WINDOW > 0:
-            within = _within_window(first_column, tl.arange(0, BN)[:, None], row, tl.arange(0, BM)[None, :], WINDOW)
-            weights = tl.where(within, weights, 0.0)
+            near = _is_near(first_column, tl.arange(0, BN)[:, None], row, tl.arange(0, BM)[None, :], WINDOW)
+            weights = tl.where(near, weights, 0.0)
         gradient = tl.dot(values, tl.trans(dresult), input_precision=PRECISION)
         if KEEP > 0:
-            key_columns = tl.arange(0, BN)[:, None]
-            words = attention_words(key_of_head, row, tl.arange(0, BM)[None, :], first_column, key_columns)
-            dropped, dscores = drop_both(weights, gradient, row_delta, words, key_columns, query.dtype, KEEP, PAIRS)
+            own = tl.arange(0, BN)[:, None]
+            words = attention_words(key_of_head, row, tl.arange(0, BM)[None, :], first_column, own)
+            dropped, dscores = drop_both(weights, gradient, row_delta, words, own, query.dtype, KEEP, PAIRS)
         else:
             dropped, dscores = weights.to(query.dtype), (weights * (gradient + row_delta)).to(query.dtype)
         dvalues = tl.dot(_pinned(dropped), dresult, dvalues, input_precision=PRECISION)
@@ -469,7 +469,7 @@ def _backward_key_kernel(
     inside = (columns < length)[:, None]
     dkeys, dvalues = tl.where(inside, dkeys, 0.0), tl.where(inside, dvalues, 0.0)
     if cosines is not None:
-        dkeys = _rotate_back(dkeys, columns, length, cosines, sines, D)
+        dkeys = _rotated_back(dkeys, columns, length, cosines, sines, D)
     unit = scale_log2 * (INVERSE_KEEP / KERNEL_LOG2_E)
     if LIMIT > 0:
         tl.store(peaks + tl.program_id(0), tl.maximum(_peak(dkeys) * unit, _peak(dvalues) * INVERSE_KEEP))

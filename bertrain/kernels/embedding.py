@@ -55,10 +55,10 @@ def _embed_forward_kernel(
         words, positions, segments, word_ids, position_ids, segment_ids, row, columns, inside, N
     )  # fmt: skip
     mean = tl.sum(z, axis=0) / N
-    centered = tl.where(inside, z - mean, 0.0)
-    rstd = 1 / tl.sqrt(tl.sum(centered * centered, axis=0) / N + eps)
+    centred = tl.where(inside, z - mean, 0.0)
+    rstd = 1 / tl.sqrt(tl.sum(centred * centred, axis=0) / N + eps)
     scale = tl.load(weight + columns, mask=inside, other=0.0).to(tl.float32)
-    result = centered * rstd * scale
+    result = centred * rstd * scale
     if ln_bias is not None:
         result += tl.load(ln_bias + columns, mask=inside, other=0.0).to(tl.float32)
     if THRESHOLD > 0:

@@ -1,8 +1,8 @@
 """y = LayerNorm(residual + dropout(x + bias)): everything between two matrix products of a post-norm block.
 
 `x` is the output of the product without its bias; bias, dropout, residual sum and normalization take one pass over
-memory. The backward recomputes the sum and the mask from x and the residual, which are saved for the backward of the
-products anyway; in addition it needs only two numbers per row.
+memory. The backward recomputes the sum and the mask from x and residual, which are kept for other reasons (as the
+output of one product and the input of another), so that it needs only two more numbers per row.
 """
 
 from __future__ import annotations
@@ -29,26 +29,24 @@ def dropout_add_layernorm_plain(
 
 
 @jit
-def _column_mask(columns, N: tl.constexpr, COLUMNS: tl.constexpr):
+def _inside(columns, N: tl.constexpr, COLUMNS: tl.constexpr):
     """Mask of the columns that exist; a compile-time constant if all do, so that masks cost no instruction."""
     return tl.full([1, COLUMNS], True, tl.int1) if N == COLUMNS else columns < N
 
 
 @jit
-def _row_mask(rows, num_rows, ROWS: tl.constexpr):
+def _exist(rows, num_rows, ROWS: tl.constexpr):
     """Mask of the rows that exist; with one row at a time, all do."""
     return tl.full([1, 1], True, tl.int1) if ROWS == 1 else rows < num_rows
 
 
 @jit
-def _add_pairs(a, b, other_a, other_b):
+def _both_added(a, b, other_a, other_b):
     return a + other_a, b + other_b
 
 
 @jit
-def _residual_sum(
-    x, bias, residual, key, rows, columns, pointers, mask, THRESHOLD: tl.constexpr, INVERSE_KEEP: tl.constexpr
-):
+def _summed(x, bias, residual, key, rows, columns, pointers, mask, THRESHOLD: tl.constexpr, INVERSE_KEEP: tl.constexpr):
     """residual + dropout(x + bias) of a block of rows, and the keep-mask."""
     hidden = tl.load(x + pointers, mask=mask, other=0.0).to(tl.float32) + bias
     keep = mask
@@ -67,7 +65,7 @@ def _norm_forward_kernel(
 ):  # fmt: skip
     """Each program walks over many rows, so that it reads the parameters of columns once."""
     columns = tl.arange(0, COLUMNS)[None, :]
-    inside = _column_mask(columns, N, COLUMNS)
+    inside = _inside(columns, N, COLUMNS)
     key = load_stream_key(seed, site)
     bias_row = tl.load(bias + columns, mask=inside, other=0.0).to(tl.float32)
     gain = tl.load(weight + columns, mask=inside, other=0.0).to(tl.float32)
@@ -80,14 +78,14 @@ def _norm_forward_kernel(
     step = tl.num_programs(0) * ROWS
     for first in tl.range(tl.program_id(0) * ROWS, num_rows, step, num_stages=STAGES):
         rows = (first + tl.arange(0, ROWS))[:, None]
-        exist = _row_mask(rows, num_rows, ROWS)
+        exist = _exist(rows, num_rows, ROWS)
         mask = inside & exist
         pointers = rows.to(tl.int64) * N + columns
-        z, _keep = _residual_sum(x, bias_row, residual, key, rows, columns, pointers, mask, THRESHOLD, INVERSE_KEEP)
+        z, _keep = _summed(x, bias_row, residual, key, rows, columns, pointers, mask, THRESHOLD, INVERSE_KEEP)
         mean = tl.sum(z, axis=1)[:, None] * (1 / N)
-        centered = tl.where(inside, z - mean, 0.0)
-        rstd = tl.rsqrt(tl.sum(centered * centered, axis=1)[:, None] * (1 / N) + eps)
-        rounded = (centered * rstd * gain + shift).to(y.dtype.element_ty)
+        centred = tl.where(inside, z - mean, 0.0)
+        rstd = tl.rsqrt(tl.sum(centred * centred, axis=1)[:, None] * (1 / N) + eps)
+        rounded = (centred * rstd * gain + shift).to(y.dtype.element_ty)
         tl.store(y + pointers, rounded, mask=mask)
         if LIMIT > 0:
             # From the rounded value, so that casting `y` again (activation checkpointing) gives the same bits.
@@ -109,7 +107,7 @@ def _norm_backward_kernel(
 ):  # fmt: skip
     """Each program walks over many rows and keeps the three column sums in registers."""
     columns = tl.arange(0, COLUMNS)[None, :]
-    inside = _column_mask(columns, N, COLUMNS)
+    inside = _inside(columns, N, COLUMNS)
     key = load_stream_key(seed, site)
     bias_row = tl.load(bias + columns, mask=inside, other=0.0).to(tl.float32)
     gain = tl.load(weight + columns, mask=inside, other=0.0).to(tl.float32)
@@ -124,7 +122,7 @@ def _norm_backward_kernel(
     step = tl.num_programs(0) * ROWS
     for first in tl.range(tl.program_id(0) * ROWS, num_rows, step, num_stages=STAGES):
         rows = (first + tl.arange(0, ROWS))[:, None]
-        exist = _row_mask(rows, num_rows, ROWS)
+        exist = _exist(rows, num_rows, ROWS)
         mask = inside & exist
         pointers = rows.to(tl.int64) * N + columns
         gradient = tl.load(dy + pointers, mask=mask, other=0.0).to(tl.float32)
@@ -132,11 +130,11 @@ def _norm_backward_kernel(
             gradient += tl.load(second + pointers, mask=mask, other=0.0).to(tl.float32)
         mean = tl.load(statistics + rows * 2, mask=exist, other=0.0)
         rstd = tl.load(statistics + rows * 2 + 1, mask=exist, other=0.0)
-        z, keep = _residual_sum(x, bias_row, residual, key, rows, columns, pointers, mask, THRESHOLD, INVERSE_KEEP)
+        z, keep = _summed(x, bias_row, residual, key, rows, columns, pointers, mask, THRESHOLD, INVERSE_KEEP)
         normed = tl.where(inside, (z - mean) * rstd, 0.0)
         scaled = gradient * gain
-        dot, total = tl.reduce((scaled * normed, scaled), 1, _add_pairs)  # one reduction across warps for both
-        dz = rstd * (scaled - normed * (dot * (1 / N))[:, None] - (total * (1 / N))[:, None])
+        along, offset = tl.reduce((scaled * normed, scaled), 1, _both_added)  # the warps meet once
+        dz = rstd * (scaled - normed * (along * (1 / N))[:, None] - (offset * (1 / N))[:, None])
         dhidden = tl.where(keep, dz * INVERSE_KEEP, 0.0)
         tl.store(dresidual + pointers, dz.to(dresidual.dtype.element_ty), mask=mask)
         if FULL:
@@ -202,8 +200,8 @@ def dropout_add_layernorm_backward(
 ) -> tuple[Tensor, Tensor, Tensor, Fp8Rows | None]:
     """Gradients of x and of the residual, partial sums [n, 3, N] of `parameters`, and the gradient of x in FP8.
 
-    The incoming gradient is dy, or dy + second, added here to save a pass over memory. The gradient of x comes in the
-    dtype of x if `full`, and in FP8 if `cast`.
+    The incoming gradient is dy, or dy + second: the sum takes no pass of its own. The gradient of x comes in the dtype
+    of x if `full`, and in FP8 if `cast`.
     """
     num_rows, width = x.shape
     dx, dresidual = torch.empty_like(x) if full else x, torch.empty_like(residual)

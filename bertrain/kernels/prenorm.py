@@ -1,7 +1,7 @@
 """total = residual + dropout(x), y = LayerNorm(total): everything between two matrix products of a pre-norm block.
 
-No biases. The total is the next residual, and its LayerNorm the input of the next product. The backward adds the
-residual's gradient to that of LayerNorm, in the same pass. Both passes normalize the total as it was stored, so
+No biases. The total goes on as the residual, its LayerNorm into the next product. The backward adds the gradient that
+comes along the residual to that of LayerNorm, in the same pass. Both passes normalize the total as it was stored, so
 that `layernorm_forward` of a stored total gives the same bits again (activation checkpointing).
 """
 
@@ -13,7 +13,7 @@ from torch import Tensor
 from bertrain.kernels.arguments import Cast, Dropout, Fp8Rows
 from bertrain.kernels.backend import jit, num_multiprocessors, tl
 from bertrain.kernels.fp8 import empty_rows, limit_and_scale, quantize, widen
-from bertrain.kernels.layernorm import _add_pairs, _column_mask, _row_mask
+from bertrain.kernels.layernorm import _both_added, _exist, _inside
 from bertrain.kernels.random import load_stream_key, row_constants, rows_keep, rows_keep_mask
 
 
@@ -36,7 +36,7 @@ def _prenorm_forward_kernel(
 ):  # fmt: skip
     """Each program walks over many rows; without x, the residual is the total."""
     columns = tl.arange(0, COLUMNS)[None, :]
-    inside = _column_mask(columns, N, COLUMNS)
+    inside = _inside(columns, N, COLUMNS)
     key = load_stream_key(seed, site) if THRESHOLD > 0 else 0
     gain = tl.load(weight + columns, mask=inside, other=0.0).to(tl.float32)
     peak = tl.zeros([ROWS, COLUMNS], dtype=tl.float32)
@@ -47,7 +47,7 @@ def _prenorm_forward_kernel(
     step = tl.num_programs(0) * ROWS
     for first in tl.range(tl.program_id(0) * ROWS, num_rows, step, num_stages=STAGES):
         rows = (first + tl.arange(0, ROWS))[:, None]
-        exist = _row_mask(rows, num_rows, ROWS)
+        exist = _exist(rows, num_rows, ROWS)
         mask = inside & exist
         pointers = rows.to(tl.int64) * N + columns
         z = tl.load(residual + pointers, mask=mask, other=0.0).to(tl.float32)
@@ -59,9 +59,9 @@ def _prenorm_forward_kernel(
             tl.store(total + pointers, stored, mask=mask)
             z = stored.to(tl.float32)
         mean = tl.sum(z, axis=1)[:, None] * (1 / N)
-        centered = tl.where(inside, z - mean, 0.0)
-        rstd = tl.rsqrt(tl.sum(centered * centered, axis=1)[:, None] * (1 / N) + eps)
-        rounded = (centered * rstd * gain).to(residual.dtype.element_ty)
+        centred = tl.where(inside, z - mean, 0.0)
+        rstd = tl.rsqrt(tl.sum(centred * centred, axis=1)[:, None] * (1 / N) + eps)
+        rounded = (centred * rstd * gain).to(residual.dtype.element_ty)
         if FULL:
             tl.store(y + pointers, rounded, mask=mask)
         if LIMIT > 0:  # from the rounded value, whether that is stored or not
@@ -82,7 +82,7 @@ def _prenorm_backward_kernel(
 ):  # fmt: skip
     """Each program walks over many rows and keeps the column sum in registers."""
     columns = tl.arange(0, COLUMNS)[None, :]
-    inside = _column_mask(columns, N, COLUMNS)
+    inside = _inside(columns, N, COLUMNS)
     key = load_stream_key(seed, site) if THRESHOLD > 0 else 0
     gain = tl.load(weight + columns, mask=inside, other=0.0).to(tl.float32)
     dweight = tl.zeros([COLUMNS], dtype=tl.float32)
@@ -94,7 +94,7 @@ def _prenorm_backward_kernel(
     step = tl.num_programs(0) * ROWS
     for first in tl.range(tl.program_id(0) * ROWS, num_rows, step, num_stages=STAGES):
         rows = (first + tl.arange(0, ROWS))[:, None]
-        exist = _row_mask(rows, num_rows, ROWS)
+        exist = _exist(rows, num_rows, ROWS)
         mask = inside & exist
         pointers = rows.to(tl.int64) * N + columns
         gradient = tl.load(dy + pointers, mask=mask, other=0.0).to(tl.float32)
@@ -103,7 +103,7 @@ def _prenorm_backward_kernel(
         rstd = tl.load(statistics + rows * 2 + 1, mask=exist, other=0.0)
         normed = tl.where(inside, (z - mean) * rstd, 0.0)
         scaled = gradient * gain
-        slope, offset = tl.reduce((scaled * normed, scaled), 1, _add_pairs)  # one reduction across warps for both
+        slope, offset = tl.reduce((scaled * normed, scaled), 1, _both_added)  # the warps meet once
         dz = rstd * (scaled - normed * (slope * (1 / N))[:, None] - (offset * (1 / N))[:, None])
         if along is not None:
             dz += tl.load(along + pointers, mask=mask, other=0.0).to(tl.float32)

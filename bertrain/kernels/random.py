@@ -73,7 +73,7 @@ def _words(key: Tensor, row: Tensor, column: Tensor, which: Tensor, multipliers:
 
 
 def _group(position: Tensor) -> Tensor:
-    """Number of the group that has a position, its neighbor, and both + 8."""
+    """Number of the group of a position, its neighbor, and both + 8."""
     return ((position >> 1) & 3) + (position >> 4) * 4
 
 
