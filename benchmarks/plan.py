@@ -123,7 +123,7 @@ HOSTS = {
     "nvidia": 43e-6,  # of 975 kernels of ours: a third of them in each of 79 batches, in 1.1 s (v4.0's log, 8 H200)
     "eager": HOST_S["eager"],
 }
-"""Seconds of the host for each of our kernels, by the column `host`."""
+"""Seconds of the host for each of HOST_LAUNCHES, by the column `host`."""
 VARIANTS = {
     "predicted": {},
     "all as NVIDIA": {"eager": "nvidia"},
@@ -212,7 +212,7 @@ def copied_bytes(row: dict[str, str]) -> float:
     return found + (COPIED["weights in 8 bits"] if row["precision"] == "fp8" else 0.0)
 
 
-def counted_launches(row: dict[str, str], base: Settings) -> float:
+def counted_launches(row: dict[str, str], settings: Settings) -> float:
     """Kernels of a row's code outside of the update, over bertrain's: those of KERNELS; 1 for code that was not read.
 
     What its update launches beyond bertrain's is part of it.
@@ -221,7 +221,7 @@ def counted_launches(row: dict[str, str], base: Settings) -> float:
         return 1.0
     code = "fp16, 2 or 3 rows" if row["layout"] in EVERY_ROW else row["precision"]
     layer, rest = (sum(KERNELS[code][part].values()) for part in ("a layer", "the rest"))
-    return (base.model.num_layers * layer + rest - LAUNCHES[2]) / count_launches(base)
+    return (settings.model.num_layers * layer + rest - LAUNCHES[2]) / count_launches(settings)
 
 
 def predict(row: dict[str, str], base: Settings, slowdown: float) -> dict[str, Any]:
@@ -240,7 +240,7 @@ def predict(row: dict[str, str], base: Settings, slowdown: float) -> dict[str, A
         weight_bytes=2,
         copied_bytes=copied_bytes(row),
         is_fused=False,
-        launches=counted_launches(row, base),
+        launches=counted_launches(row, settings),
         host_s=HOSTS[row["host"]],
         attention=attention_of(row, gpu, base.model),
     )

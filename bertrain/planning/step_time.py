@@ -2,8 +2,8 @@
 
 Assumptions:
 - A bin's time is linear in its tokens, pairs of tokens, predictions and sequences. Products take their operations at
-  the rate of one large product and 40 % of their bytes on top; attention its operations and its bytes; LayerNorm, GELU
-  and the optimizer their bytes. Every kernel takes 5.1 us more (launch, filling and draining the GPU), a product half a
+  the rate of one large product and 45 % of their bytes on top; attention its operations and its bytes; LayerNorm, GELU
+  and the optimizer their bytes. Every kernel takes 3.1 us more (launch, filling and draining the GPU), a product half a
   wave of its tiles. The shares are measured on an H200 and taken for all GPUs; a measured step of the same GPU scales
   all of them by one factor.
 - bertrain's attention fills the GPU.
@@ -43,18 +43,20 @@ Jitter = float | tuple[float, ...]
 """Of a rank's times: the width of a normal distribution, as a share of them, or measured times as multiples of one."""
 RANKS_DRAWN = 20_000  # times of ranks in a step, but at least one for each rank: the mean of their slowest
 FORWARD = 1 / 3  # of the time of a bin
-LAUNCHES = 40, 15, 30
-"""Kernels of a layer and of the rest of a bin, both ways; and of an update. A profile of BERT-Large in bf16 has 974
-launches, not 1,005: 26 in a layer and some 8 that clear memory, 150 in the rest and the update."""
+LAUNCHES = 34, 128, 30
+"""Launches of a layer and of the rest of a bin, both ways; and of an update: the 974 of BERT-Large in bf16 in
+tests/data/profile-h200. In a layer 26 compute, 8 clear memory for a product."""
+FP8_LAUNCHES = 13  # more in a layer in FP8: casts, transposes and scales (tests/data/kineto-h200)
 LAYER_PRODUCTS = 12  # of them: four matrices, forward and two gradients
 SCORE_COLUMNS = 96  # of a head: as long as their products take softmax and dropout of a score (gpu_sizes.json)
 SCATTERED = 10  # times the time of their bytes, that embeddings take: their gradients go to scattered rows
 COMPILED = {"bf16": 1.39, "fp16": 1.43, "tf32": 1.75, "fp32": 1.03}
 """Times the fused engine's time, that the compiled engine takes where ours has no kernels: BERT-Base's steps in
 benchmarks/results/gpu_portable.json."""
+HOST_LAUNCHES = 40, 15, 30  # by which the time of the host is stated, as LAUNCHES
 HOST_S = {"eager": 97e-6, "compiled": 54e-6}
-"""Seconds of the host for each of LAUNCHES without CUDA graphs: steps of Transformers' Trainer with a 6-layer MiniLM on
-an H200, the same for 32 and 128 sequences (benchmarks/results/gpu_finetune.json)."""
+"""Seconds of the host for each of HOST_LAUNCHES without CUDA graphs: steps of Transformers' Trainer with a 6-layer
+MiniLM on an H200, the same for 32 and 128 sequences (benchmarks/results/gpu_finetune.json)."""
 KINDS = "products", "attention", "memory", "launches"
 PRODUCTS = (costs.QKV, costs.ATTENTION_OUT, costs.FEED_FORWARD, costs.HEADS)
 CHEAP = {costs.GELU: 2 / 5, costs.NORM: FORWARD / 2}  # by tensors: two of GELU's five, one LayerNorm of two
@@ -96,7 +98,7 @@ class Design:
     slowdown: float = 1.0
     """Factor on the time of all computation, against bertrain's kernels."""
     host_s: float = 0.0
-    """Seconds of the host for each of bertrain's kernels, of HOST_S; 0: CUDA graphs replay them."""
+    """Seconds of the host for each of HOST_LAUNCHES, of HOST_S; 0: CUDA graphs replay them."""
     attention: Callable[[Floats, Floats], Floats] | None = None
     """Seconds of attention in each rank's bins and pairs, both passes of all layers; None: as bertrain's takes."""
 
@@ -160,8 +162,13 @@ class StepTime:
 
 def count_launches(settings: Settings) -> float:
     """Kernels that bertrain launches for a bin."""
-    recomputed = RECOMPUTED_LAUNCHES[settings.train.activation_checkpointing]
-    return (1 + recomputed) * LAUNCHES[0] * settings.model.num_layers + LAUNCHES[1]
+    layer = LAUNCHES[0] + (FP8_LAUNCHES if settings.train.precision == "fp8" else 0)
+    return _over_layers(settings, layer) + LAUNCHES[1]
+
+
+def _over_layers(settings: Settings, launches: int) -> float:
+    """Launches of all layers, each with so many, and of what they recompute."""
+    return (1 + RECOMPUTED_LAUNCHES[settings.train.activation_checkpointing]) * launches * settings.model.num_layers
 
 
 def _score_time(head: int) -> float:
@@ -221,7 +228,7 @@ def compute_seconds(settings: Settings, load: Load, gpu: Gpu, design: Design) ->
 
 def host_seconds(settings: Settings, load: Load, design: Design) -> Floats:
     """Seconds in which the host launches the kernels of each rank's bins."""
-    return design.host_s * count_launches(settings) * load.bins
+    return design.host_s * (_over_layers(settings, HOST_LAUNCHES[0]) + HOST_LAUNCHES[1]) * load.bins
 
 
 def optimizer_seconds(settings: Settings, cluster: Cluster, design: Design) -> float:
@@ -232,7 +239,7 @@ def optimizer_seconds(settings: Settings, cluster: Cluster, design: Design) -> f
     work = operations / cluster.gpu.rate("bf16" if wide == "fp8" else wide) + moved / cluster.gpu.memory
     copies = design.copied_bytes * count_parameters(settings.model)[0] / cluster.gpu.memory
     on_gpu = work / share + copies + LAUNCHES[2] * (cluster.gpu.launch_s + cluster.gpu.fill_s)
-    return max(on_gpu, LAUNCHES[2] * design.host_s)
+    return max(on_gpu, HOST_LAUNCHES[2] * design.host_s)
 
 
 def exchange_seconds(parameters: int, cluster: Cluster, design: Design, backward_s: float) -> float:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import csv
+import gzip
 import importlib
 import json
 import math
@@ -33,6 +35,8 @@ from bertrain.planning.plan import (
 )
 from bertrain.planning.prediction import predict_run
 from bertrain.planning.step_time import (
+    FP8_LAUNCHES,
+    HOST_LAUNCHES,
     HOST_S,
     LAUNCHES,
     Cluster,
@@ -40,7 +44,6 @@ from bertrain.planning.step_time import (
     Jitter,
     calibrated,
     compute_seconds,
-    count_launches,
     exchange_seconds,
     optimizer_seconds,
     step_time,
@@ -474,6 +477,41 @@ def test_steps_without_our_kernels_take_as_long_as_measured(precision: str, tole
         assert 1e3 * predicted == pytest.approx(row["bertrain"]["ms_per_step"], rel=tolerance)
 
 
+def test_launches_are_those_of_the_traces() -> None:
+    """Idle and launches of BERT-Large's step, by region, in a profile; a kernel's time and FP8's in the smallest."""
+    with gzip.open(ROOT / "tests/data/profile-h200/node-cuda0/repeat-1/launches.csv.gz", "rt", newline="") as file:
+        rows = list(csv.DictReader(file))
+    begins, durations = (np.array([int(row[name]) for row in rows]) for name in ("start_ns", "duration_ns"))
+    idle = begins[1:] - begins[:-1] - durations[:-1]
+    gpu, steps = find_gpu("h200"), 3
+    assert idle.sum() / len(rows) == pytest.approx(1e9 * gpu.launch_s, rel=0.05)
+    assert len(rows) == steps * (24 * LAUNCHES[0] + sum(LAUNCHES[1:]))
+    assert sum(row["region"] == "optimizer" for row in rows) == steps * LAUNCHES[2]
+
+    def kernels(name: str) -> list[float]:
+        trace = json.loads(gzip.decompress((ROOT / f"tests/data/kineto-h200/{name}.json.gz").read_bytes()))
+        kinds = ("kernel", "gpu_memcpy", "gpu_memset")
+        return [event["dur"] for event in trace["traceEvents"] if event.get("cat") in kinds]
+
+    short = [microseconds for microseconds in kernels("bf16-graph") if microseconds < 10]
+    assert statistics.mean(short) == pytest.approx(1e6 * gpu.fill_s, rel=0.1)
+    layers_run = 2 * 2 * 2  # steps, bins and layers
+    assert len(kernels("fp8-eager")) - len(kernels("bf16-eager")) == pytest.approx(layers_run * FP8_LAUNCHES, abs=4)
+
+
+def test_small_bins_take_as_long_as_measured() -> None:
+    """BERT-Large on an H200, as thousands of GPUs compute it: of a step, launches are a large part."""
+    rows = json.loads((ROOT / "benchmarks" / "results" / "small_bins.json").read_text())
+    assert {row["token_budget"] for row in rows} == {1024, 4096}
+    for row in rows:
+        budget = str(row["token_budget"])
+        changes = {"batch.sequences": "0", "batch.tokens": budget, "batch.token_budget": budget}
+        settings = resolve("bert-large-phase2", list((changes | {"train.precision": row["precision"]}).items()))
+        load = full_bins(settings, row["token_budget"], 1, lengths_of(HISTOGRAM, 512))
+        predicted = step_time(settings, [load], cluster(1), Design.of(settings), jitter=0).seconds
+        assert 1e3 * predicted == pytest.approx(row["ms_per_step"], rel=0.07)
+
+
 @pytest.mark.parametrize("length", [128, 512, 2048])
 def test_narrow_heads_take_as_long_as_measured(length: int) -> None:
     """6 layers with heads of 32 on an H200, 32,768 tokens of full rows, both precisions."""
@@ -511,7 +549,7 @@ def test_launches_without_graphs_take_as_long_as_measured() -> None:
     """Transformers' Trainer with a 6-layer model on an H200, all layers trained."""
     raw = json.loads((ROOT / "benchmarks" / "results" / "gpu_finetune.json").read_text())["summary"]
     settings = resolve("bert-base", [("model.num_layers", "6"), ("train.precision", "fp32")])
-    kernels = count_launches(settings) + LAUNCHES[2]
+    kernels = settings.model.num_layers * HOST_LAUNCHES[0] + sum(HOST_LAUNCHES[1:])
     for how, name in (("eager", "trainer"), ("compiled", "trainer, compiled")):
         steps = [row[name]["ms_per_step"] for row in raw if not row[name]["settings"]["frozen_layers"]]
         assert 1e-3 * statistics.median(steps) / kernels == pytest.approx(HOST_S[how], rel=0.01)
@@ -524,7 +562,7 @@ def test_a_rank_without_graphs_waits_for_its_host() -> None:
         step_time(SETTINGS, [full_bins(SETTINGS, tokens, 1, np.array([512]))], cluster(1), design, jitter=0)
         for tokens in (512, 512 * 200)
     )
-    launched = (24 * LAUNCHES[0] + LAUNCHES[1]) * HOST_S["eager"]
+    launched = (24 * HOST_LAUNCHES[0] + HOST_LAUNCHES[1]) * HOST_S["eager"]
     assert small.seconds == pytest.approx(launched + small.optimizer)
     assert large.host == 0 < small.host
     graphs = replace(design, host_s=0.0)
