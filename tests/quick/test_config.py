@@ -12,7 +12,6 @@ import pytest
 
 from bertrain.config.recipe import GROUPS, Recipe, list_recipes, load_recipe, recipe_names
 from bertrain.config.resolve import (
-    FORMER_VALUES,
     RENAMED,
     differing,
     flatten_recipe,
@@ -119,15 +118,9 @@ def test_renamed_settings_are_read_in_files_and_named_on_the_command_line(tmp_pa
     for former, name in RENAMED.items():
         with helpers.refused("renamed-setting", former, name):
             resolve("finetune-glue", [(former, "1")])
-    for key, values in FORMER_VALUES.items():
-        section, name = key.split(".")
-        for former, now in values.items():
-            old = resolve("finetune-tag").to_dict()
-            old[section] |= {name: former}
-            current, new_name = RENAMED.get(key, key).split(".")
-            if key in RENAMED:
-                del old[current][new_name]
-            assert from_dict(old).to_dict()[current][new_name] == now
+    values = resolve("finetune-tag").to_dict()
+    values["task"]["text_split"] = "signs"
+    assert from_dict(values).task.text_split == "punctuation"
 
 
 def test_the_recipes_asked_for_are_there() -> None:
