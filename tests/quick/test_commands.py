@@ -210,7 +210,7 @@ def test_a_misspelt_option_is_named_before_a_missing_one(
 def test_an_option_of_launch_that_is_missing_is_named_before_a_command_with_options(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert run_main(monkeypatch, *"launch ssh -- pretrain bert-tiny --data x --run y".split()) == 2
+    assert run_main(monkeypatch, "launch", "ssh", "--", "pretrain", "bert-tiny", "--data", "x", "--run", "y") == 2
     assert capsys.readouterr().err.startswith("bertrain: missing option '--hostfile'; see `bertrain launch ssh --help`")
 
 
