@@ -57,12 +57,15 @@ def main() -> None:
     try:
         _run()
     except SystemExit as ended:
+        try:
+            sys.stdout.flush()
+        except OSError:  # a full disk or a closed pipe, which Python would report again while it shuts down
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         code = ended.code or 0
         if not under_launcher() or not isinstance(code, int):
             raise
         # gloo's threads may still release tensors, which needs the interpreter. While it shuts down they abort (torch
         # 2.13: 5 of some 80 runs on busy cores), and the exit code would be lost.
-        sys.stdout.flush()
         sys.stderr.flush()
         os._exit(code)
 
@@ -81,6 +84,9 @@ def _run() -> None:
             raise errors.UserError("unsupported-system", f"bertrain runs on Linux (also in WSL), not on {system}")
         _check_names(words)
         code = _call_command(words)
+        sys.stdout.flush()
+    except BrokenPipeError:  # as Typer does for the output of a command: `bertrain | head`
+        raise SystemExit(1) from None
     except errors.UserError as error:
         is_reported_here = not isinstance(error, errors.AgreedError) or is_first_rank()
         if is_reported_here and not isinstance(error, errors.ReportedElsewhereError):
@@ -130,6 +136,10 @@ def _as_user_error(error: Exception) -> errors.UserError | None:
     if number in (errno.EMFILE, errno.ENFILE) or "too many open files" in text:
         cure = "raise the limit (`ulimit -n`) and start the same command again"
         return errors.UserError("too-many-files", f"the limit on open files was reached; {cure}")
+    if number in (errno.ENOSPC, errno.EDQUOT):
+        what = getattr(error, "filename", None) or "the output"
+        cure = "free some space, then run the same command again"
+        return errors.UserError("unwritable-file", f"cannot write {what}: {os.strerror(number)}; {cure}")
     if isinstance(error, UnicodeEncodeError) and not is_valid_text(error.object):  # of a file in a folder, mostly
         shown = error.object[max(0, error.start - 60) : error.end + 20]
         return errors.UserError("name-not-utf8", f"the name or text {shown} is not UTF-8; rename it, or leave it out")
@@ -145,8 +155,9 @@ def _call_command(words: list[str]) -> Any:
             print(message)
             return 0
         if context is not None:
-            if words[:1] == ["launch"] and not context.command_path.startswith("bertrain launch"):
-                words = words[words.index("--") + 1 :]  # the error is of the command behind it
+            if words[:1] == ["launch"] and "--" in words:  # the error is of `launch`, or of the command behind it
+                at = words.index("--")
+                words = words[:at] if context.command_path.startswith("bertrain launch") else words[at + 1 :]
             if not hasattr(context.command, "commands") or words[0].startswith("-"):
                 refuse_misspelled(context.command, words)  # the options of a misspelled command are not known
             if words == context.command_path.split()[1:]:  # a command without its arguments

@@ -204,7 +204,8 @@ def mlperf_show(
 
 
 def _compare(log: LogSummary, published: Sequence[Comparison]) -> None:
-    none = f"published: nothing in our table with a batch of {log.global_batch_size} on {log.ranks} accelerators"
+    batch, ranks = (number or "unknown" for number in (log.global_batch_size, log.ranks))
+    none = f"published: nothing in our table; batch {batch}, accelerators {ranks}"
     print("\n".join(line for one in published for line in one.lines()) or none)
 
 

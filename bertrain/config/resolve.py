@@ -33,9 +33,10 @@ KINDS = {int: "a whole number", float: "a number", bool: "true or false", str: "
 RENAMED = {"evaluate.at_once": "evaluate.batch_size", "log.tensorboard": "log.trackers"}
 """Settings by their former names, which the config.json of an older run may have."""
 FORMER_VALUES: dict[str, dict[bool | str, str]] = {
-    "log.tensorboard": {True: "auto", False: "none"}, "task.text_split": {"signs": "punctuation"}
-}  # fmt: skip
-"""What former values of a setting are called now."""
+    "log.tensorboard": {True: "auto", False: "none"},
+    "task.text_split": {"signs": "punctuation"},
+}
+"""What the former values of a setting are called now."""
 WORDS: dict[str, dict[str, str]] = tomllib.loads((resources.files("bertrain.config") / "words.toml").read_text())
 SYNONYMS = {word: meaning for meaning, words in WORDS["settings"].items() for word in words.split()}
 """The setting that a word of another program means, or what to do instead."""
@@ -203,7 +204,7 @@ def from_dict(values: dict[str, dict[str, Any]]) -> Settings:
 
 
 def _with_new_names(section: str, fields: dict[str, Any]) -> dict[str, Any]:
-    """A section of a file with the settings that were renamed under their new names."""
+    """A section of a file with the settings and values that were renamed as they are called now."""
     renamed = {}
     for name, value in fields.items():
         key = f"{section}.{name}"

@@ -61,7 +61,7 @@ def read_begun(
     before, now = _lasting(begun), _lasting(request)
     for name in before | now:
         if (was := before.get(name, "")) != (wanted := now.get(name, "")):
-            option = arguments.get(name, f"--{name.replace('_', '-')}")
+            option = arguments.get(name, f"--{name if '.' in name else name.replace('_', '-')}")
             differs = f"was started with {_describe(option, was)}, not with {_describe(option, wanted)}"
             cure = f"use the same, or choose another --out{advice}"
             raise UserError("other-request", f"{path.parent} {differs}; {cure}")

@@ -28,8 +28,8 @@ def score(
     where that exceeds `null_threshold`, by default 1 as in SQuAD's script.
     """
     if task not in VERSIONS:
-        hint = f"{nearest(task, list(VERSIONS))}; only {' and '.join(VERSIONS)} have a scorer"
-        raise UserError("unknown-task", f"cannot score {task!r}{hint}")
+        only = f"only {' and '.join(VERSIONS)} have a scorer{nearest(task, list(VERSIONS))}"
+        raise UserError("unknown-task", f"cannot score {task!r}; {only}")
     version = VERSIONS[task]
     if (null_odds or null_threshold is not None) and version == "v1.1":
         option = "--null-odds" if null_odds else "--null-threshold"

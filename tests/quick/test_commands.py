@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import os
 from contextlib import redirect_stdout
 from io import StringIO
 from pathlib import Path
@@ -45,7 +46,7 @@ def test_a_type_checker_sees_the_names_that_are_loaded_lazily() -> None:
     assert Path(bertrain.__file__).with_name("py.typed").is_file()
 
 
-def test_verbs_that_train_take_the_same_short_options() -> None:
+def test_commands_that_train_take_the_same_short_options() -> None:
     root: Any = typer.main.get_command(app)
     commands = [root.commands["pretrain"], root.commands["finetune"], root.commands["mlperf"].commands["run"]]
     names = {entry["name"]: entry for entry in describe()}
@@ -206,6 +207,28 @@ def test_a_misspelt_option_is_named_before_a_missing_one(
     assert said.count("\n") == 1
 
 
+def test_an_option_of_launch_that_is_missing_is_named_before_a_command_with_options(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run_main(monkeypatch, "launch", "ssh", "--", "pretrain", "bert-tiny", "--data", "x", "--run", "y") == 2
+    assert capsys.readouterr().err.startswith("bertrain: missing option '--hostfile'; see `bertrain launch ssh --help`")
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="there is no /dev/full here")
+@pytest.mark.parametrize("words", [["--version"], ["settings"], ["launch", "ssh"]])
+def test_output_that_a_full_disk_or_a_closed_pipe_does_not_take(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], words: list[str]
+) -> None:
+    read, write = os.pipe()
+    os.close(read)
+    for place, code, said in (("/dev/full", 2, "No space left on device"), (write, 1, "")):
+        with open(place, "w") as out, monkeypatch.context() as patched:
+            patched.setattr("sys.stdout", out)
+            assert run_main(monkeypatch, *words) == code
+        assert said in (err := capsys.readouterr().err)
+        assert err.count("\n") == bool(said)
+
+
 def test_help_takes_the_width_of_the_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
     widths = {}
     for columns in (80, 160):
@@ -216,7 +239,7 @@ def test_help_takes_the_width_of_the_terminal(monkeypatch: pytest.MonkeyPatch) -
     assert widths[80] <= 80 < widths[160] <= 160
 
 
-def test_verbs_that_are_not_there_and_systems_that_are_not_supported(
+def test_commands_that_are_not_there_and_systems_that_are_not_supported(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     for command, named in (("compare", "bertrain report"), ("prepare", "data prepare")):

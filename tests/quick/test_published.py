@@ -91,7 +91,13 @@ def test_a_log_names_the_results_it_corresponds_to() -> None:
     record = json.loads(shown(str(LOG), "--json"))
     assert record["ranks"] == 8
     assert {one["published"]["gpu"] for one in record["published"]} == {"h100", "h200", "b200", "gb200"}
-    assert "nothing in our table with a batch of 768 on 5" in shown(str(LOG), "--ranks", "5")
+    assert "nothing in our table; batch 768, accelerators 5" in shown(str(LOG), "--ranks", "5")
+
+
+def test_a_log_without_its_batch_corresponds_to_none(tmp_path: Path) -> None:
+    log = tmp_path / "result.txt"
+    log.write_text("".join(line for line in LOG.open() if '"global_batch_size"' not in line))
+    assert "nothing in our table; batch unknown, accelerators 8" in shown(str(log))
 
 
 def test_a_recipe_names_its_result() -> None:

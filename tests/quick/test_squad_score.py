@@ -125,7 +125,7 @@ def test_a_threshold_without_odds_has_no_effect(version: str, tmp_path: Path) ->
     ("task", "content", "odds", "code", "named"),
     [
         ("squad/v3", "{}", None, "unknown-task", "'squad/v3'"),
-        ("sqad/v1.1", "{}", None, "unknown-task", "did you mean 'squad/v1.1'"),
+        ("sqad/v1.1", "{}", None, "unknown-task", "have a scorer; did you mean 'squad/v1.1'?"),
         ("squad/v1.1", '{"x": "y"}', "{}", "option-without-effect", "--null-odds"),
         ("squad/v2.0", '{"x": "y"}', None, "other-predictions", "dev-v2.0.json"),
         ("squad/v2.0", '{"x": 1}', None, "bad-predictions", '"x"'),

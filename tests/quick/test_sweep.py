@@ -35,6 +35,10 @@ def test_another_request_is_named_by_its_option(tmp_path: Path) -> None:
     assert read_begun(path, quieter, {"done": list[str]}, {})["done"] == ["one"]
     others = (
         (replace(begun, overrides=begun.overrides | {"train.seed": "7"}), "--train.seed 3, not with --train.seed 7"),
+        (
+            replace(begun, overrides=begun.overrides | {"train.max_steps": "7"}),
+            "--train.max_steps 20, not with --train.max_steps 7",
+        ),
         (replace(begun, what="bert-mini"), "WHAT bert-tiny, not with WHAT bert-mini"),
         (replace(begun, seeds=[1, 2]), "no --seeds, not with --seeds 1 2"),
         (replace(begun, grid={}), '--grid {"batch.shares": ["ü"]}, not with no --grid'),
