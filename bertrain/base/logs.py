@@ -117,7 +117,7 @@ def logs(
         raise UserError("missing-log", f"{run} {reason}: there is no {FOLDER}/rank-0.jsonl in it")
     if rank is not None and rank not in ranks:
         raise UserError(
-            "missing-log", f"{run} has no log of rank {rank}; it has logs of ranks {', '.join(map(str, ranks))}"
+            "missing-log", f"{run} has no log of rank {rank}; it has those of: {', '.join(map(str, ranks))}"
         )
     return (
         entry

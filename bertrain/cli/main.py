@@ -162,7 +162,7 @@ def _call_command(words: list[str]) -> Any:
                 refuse_misspelled(context.command, words)  # the options of a misspelled command are not known
             if words == context.command_path.split()[1:]:  # a command without its arguments
                 print(brief_help(context), flush=True)
-        message = message.rstrip(".").replace("\n\t", " ")  # typer lists choices in lines
+        message = message.rstrip(".").replace("\n\t", " ").replace("Value error, ", "")  # typer lists choices in lines
         see = f"`{context.command_path if context else 'bertrain'} --help`"
         end = f" See {see}" if message.endswith("?") else f"; see {see}"
         raise errors.UserError("usage", f"{message[:1].lower()}{message[1:]}{end}") from None

@@ -25,6 +25,7 @@ from typer import Argument, Option
 from typer.core import TyperGroup
 
 from bertrain.base.errors import UserError
+from bertrain.base.formatting import compact
 from bertrain.base.isa import cap_isa
 from bertrain.base.machine import under_launcher
 from bertrain.config import choices
@@ -368,4 +369,4 @@ def start_ranks(
 
 def latency_text(metrics: dict[str, Any]) -> str:
     found = {name.rpartition("_")[2]: value for name, value in metrics.items() if name.startswith("latency_ms_")}
-    return f"a batch took {', '.join(f'{value:.3g} ms ({name})' for name, value in found.items())}"
+    return f"a batch took {', '.join(f'{compact(value)} ms ({name})' for name, value in found.items())}"

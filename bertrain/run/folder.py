@@ -98,7 +98,8 @@ class Run:
         folder = Path(folder)
         path = folder / CONFIG
         if not Run.exists(folder):
-            raise UserError("no-run", f"{folder} is not a run: it has no {CONFIG}{advise_runs(folder)}")
+            what = f"is not a run: it has no {CONFIG}{advise_runs(folder)}" if folder.exists() else "does not exist"
+            raise UserError("no-run", f"{folder} {what}")
         try:
             written = load_json(path, {})
             if "model_type" in written:

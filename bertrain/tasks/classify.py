@@ -161,7 +161,7 @@ def find_files(
     if format_of(data) not in formats:
         raise UserError("unknown-table-format", f"cannot read --data {data}; use {suffixes}")
     if is_whole:
-        notes.append(f"reading all of {data} as the split {stem_of(data)}, with any rows used for training")
+        notes.append(f"reading all rows of {data}, also any that the run was trained on")
         return {stem_of(data): [data]}
     found = {"train": [data]}
     if stem_of(data) == "train":

@@ -22,7 +22,7 @@ from bertrain.data.formats.block import Values
 from bertrain.data.text.records import listed
 from bertrain.data.text.vocabulary import Vocabulary
 from bertrain.tasks.class_weights import Factors, weigh_positives
-from bertrain.tasks.classify import ClassifyTask, sort_labels
+from bertrain.tasks.classify import WHOLE, ClassifyTask, sort_labels
 from bertrain.tasks.metrics import (
     LABEL_SET_METRICS,
     Predictions,
@@ -193,7 +193,7 @@ class MultilabelTask(ClassifyTask):
         super().__init__(settings, data, vocabulary, saved)
         if saved is not None and not self.separator and self.held_out_splits and not self.columns.indicators:
             # Trained on lists or columns; the labels to compare with may be separated texts.
-            texts = self._label_texts(self.files[self.held_out_splits[0]])
+            texts = self._label_texts(self.files[WHOLE if self.hold_out else self.held_out_splits[0]])
             self.separator = find_separator(texts, self.labels)
         self.fitted_split = next(iter(self.held_out_splits), "")
         """The split that thresholds are fitted on; empty: they are given, or 0.5."""

@@ -207,8 +207,12 @@ def open_job(
     """Read the texts once and look at `out`; refuses what would fail. Nothing is written."""
     if Path(out).suffix not in SUFFIXES:
         raise UserError("unknown-format", f"--out {out} must end in .parquet or .npy")
+    if Path(texts).is_dir():
+        raise UserError("unknown-table-format", f"{texts} is a folder; name one file of texts")
     file = TextFile(Path(texts), column, id_column)
     survey = file.survey()
+    if id_column and Path(out).suffix == ".npy":
+        raise UserError("option-without-effect", f"{out} has no ids; leave --id out, or name a .parquet file as --out")
     return file, survey, VectorFile(Path(out), survey.num_texts, encoder.settings.model.hidden_size, survey.has_ids)
 
 
@@ -231,7 +235,7 @@ def _embed_file(encoder: Encoder, file: TextFile, survey: Survey, vectors: Vecto
         if ranks.is_first:
             vectors.begin(job)
             if survey.num_empty:
-                remark(f"{counted(survey.num_empty, 'text')} of {file.path} have no words; each gets a vector, too")
+                remark(f"{counted(survey.num_empty, 'text')} of {file.path} without words: each gets a vector, too")
         ranks.heartbeat.enter("embedding")
         ranks.broadcast_int(0)
         missing = [number for number in range(vectors.num_shards) if not vectors.has_shard(number)]

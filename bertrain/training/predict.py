@@ -59,7 +59,10 @@ def evaluate_task(
         held_out = model.task.held_out()
         if not held_out:
             missing = f"{model.folder} has no examples with known answers to score {run} on"
-            raise UserError("no-examples", f"{missing}{_rename_hint(model.folder)}")
+            hint = _rename_hint(model.folder)
+            if not hint and model.task.name in ("classify", "tag"):
+                hint = "; --task.label names the column of the answers"
+            raise UserError("no-examples", f"{missing}{hint}")
         evaluator = model.evaluator(held_out)
         metrics = evaluator.evaluate(model.predict, model.ranks)
         step = model.finetuned.weights.global_step

@@ -117,6 +117,9 @@ def fit_to_task(
         notes.append(f"optimizer.learning_rate {rate:g}, {width}; set --optimizer.learning_rate to change it")
     lengths = block.lengths.reshape(-1, block.texts_per_example).sum(1)  # of examples
     settings = in_steps(settings, len(settings.data.rows(len(lengths))), float(lengths.mean()))
+    if settings.task.loss == "ranking" and block.texts_per_example == 2 and settings.batch.sequences == 1:
+        what = "with the ranking loss a pair needs the other texts of its step; set at least 2"
+        raise UserError("out-of-range", f"batch.sequences is 1, but {what}")
     held_out = next(iter(task.held_out().values()), None)
     if isinstance(held_out, TableSplit) and task.labels:
         constant = held_out.describe_constant(held_out.constant_predictions())

@@ -61,9 +61,9 @@ class Agreement:
 
     def describe(self) -> str:
         names = ", ".join(self.outputs)
-        errors = f"{self.mean_square_error:.1e} of their root mean square, at most {self.largest_error:.1e}"
-        choices = f"the largest is the same in {self.same_choice:.1%} of rows"
-        return f"{names} differ from bertrain's by {errors} ({self.largest_difference:.1e}); {choices}"
+        errors = f"{self.mean_square_error:.1e} of their root mean square, a value by at most {self.largest_error:.1e}"
+        choices = f"{self.same_choice:.1%} of rows have their largest value at the same place"
+        return f"{names} differ from bertrain's by {errors} (absolute: {self.largest_difference:.1e}); {choices}"
 
 
 def check_file(path: Path, weights: Weights, precision: str) -> Agreement:

@@ -141,10 +141,10 @@ def _open_foreign(path: Path) -> tuple[OpenedWeights, Path] | None:
         return _open_file(pickles[0]), path
     if (path / CONFIGS[1]).is_file():
         if is_transformers_folder(path):
-            raise UserError(
-                "missing-weights",
-                f"{path} has the {CONFIGS[1]} of a Hugging Face folder, but no weights; download them",
-            )
+            what = f"has the {CONFIGS[1]} of a Hugging Face folder, but no weights; download them"
+            if (path / "model.onnx").is_file():
+                what = "is an ONNX export, which only onnxruntime reads; name the weights that it was made of"
+            raise UserError("missing-weights", f"{path} {what}")
         return None
     if parts := sorted(file for file in path.iterdir() if tensor_bundle.is_part(file)):
         return _open_file(parts[0]), path

@@ -70,7 +70,7 @@ def start(data: Path, run: Path, **overrides: object) -> list[object]:
 def test_no_such_choice(refused: Refused, data: Path, tmp_path: Path, command: str, option: str, one: str) -> None:
     said = refused("data", command, data, "--out", tmp_path / "out", option, "other")
     assert option in said
-    assert "'other' is not one of" in said
+    assert f"invalid value for '{option}': 'other' is not one of" in said
     assert f"'{one}'" in said
     assert not (tmp_path / "out").exists()
 

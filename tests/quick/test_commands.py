@@ -16,7 +16,7 @@ import typer
 
 import bertrain
 from bertrain.cli.main import app, main
-from bertrain.cli.options import TRAINING_OPTIONS, join_overrides
+from bertrain.cli.options import TRAINING_OPTIONS, join_overrides, latency_text
 from bertrain.config.resolve import SYNONYMS, TYPES, WORDS, describe, find_settings, parse_overrides
 from bertrain.data.feed.stats import data_stats
 from bertrain.data.formats.shards import Shards
@@ -253,3 +253,8 @@ def test_commands_that_are_not_there_and_systems_that_are_not_supported(
         monkeypatch.setattr("platform.system", lambda system=system: system)
         assert run_main(monkeypatch, "recipes") == 2
         assert f"{system} [unsupported-system]" in capsys.readouterr().err
+
+
+def test_latencies_of_a_second_and_more_are_plain_numbers() -> None:
+    shown = latency_text({"latency_ms_p50": 999.6, "latency_ms_p99": 1020.4})
+    assert shown == "a batch took 999.6 ms (p50), 1,020 ms (p99)"

@@ -218,6 +218,15 @@ def test_tokenizer_follows_bert() -> None:
     assert vocabulary.continues_word.sum() == sum(word.startswith("##") for word in vocabulary.words)
 
 
+def test_cased_text_with_an_uncased_vocabulary_is_said(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    text = helpers.write_corpus(tmp_path / "text.txt")
+    vocab = helpers.write_vocabulary(tmp_path / "vocab.txt")
+    prepare([text], tmp_path / "folded", vocab=vocab, max_seq_length=64)
+    assert "--cased" not in capsys.readouterr().err
+    prepare([text], tmp_path / "cased", vocab=vocab, max_seq_length=64, lower_case=False)
+    assert "leave --cased out" in helpers.unwrapped(capsys.readouterr().err)
+
+
 def test_copies_draw_anew(tmp_path: Path) -> None:
     text = helpers.write_corpus(tmp_path / "text.txt")
     vocab = helpers.write_vocabulary(tmp_path / "vocab.txt")

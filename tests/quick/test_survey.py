@@ -275,14 +275,14 @@ def test_a_document_that_loses_all_its_letters_is_named(tmp_path: Path, capsys: 
 
 def test_an_encoding_is_that_of_the_files_that_are_not_utf8(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "in").mkdir()
-    for name, encoding in (("a", "utf-8"), ("b", "cp1250"), ("c", "ascii")):
+    for name, encoding in (("a", "utf-8"), ("b", "cp1250"), ("c", "ascii"), ("d", "utf-16")):
         text = "Příliš žluťoučký kůň." if encoding != "ascii" else "Plain."
         (tmp_path / "in" / f"{name}.txt").write_bytes(text.encode(encoding))
     made = extract([tmp_path / "in"], tmp_path / "out", encoding="cp1250")
-    assert text_of(tmp_path / "out").count("Příliš žluťoučký kůň.") == 2
-    assert made["guessed_encoding"] == [str(tmp_path / "in" / "a.txt")]
-    (said,) = [line for line in capsys.readouterr().err.splitlines() if "--encoding" in line]
-    assert said.startswith("1 file in UTF-8")
+    assert text_of(tmp_path / "out").count("Příliš žluťoučký kůň.") == 3
+    assert made["guessed_encoding"] == [str(tmp_path / "in" / f"{name}.txt") for name in "ad"]
+    said = helpers.unwrapped(capsys.readouterr().err)
+    assert "2 files in UTF-8 or UTF-16, not read as --encoding cp1250" in said
     extract([tmp_path / "in" / "a.txt"], tmp_path / "again", encoding="UTF8")
     assert "--encoding" not in capsys.readouterr().err
 
@@ -402,12 +402,14 @@ def test_binaries_are_refused(tmp_path: Path) -> None:
             train_vocabulary([path], tmp_path / "vocab", size=100)
 
 
-def test_binaries_beside_text_are_left_out_and_counted(tmp_path: Path) -> None:
+def test_binaries_beside_text_are_left_out_and_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     raw = write_files(tmp_path / "raw", FORMS["wrapped files"][0])
     (tmp_path / "raw" / "more").mkdir()
     named = binaries(tmp_path / "raw" / "more")
     made = extract([raw], tmp_path / "out")
     assert made["skipped"] == {"not text": 2}
+    said = helpers.unwrapped(capsys.readouterr().err)
+    assert f"2 files left out, not text: {', '.join(sorted(map(str, named)))}" in said
     assert made["counts"]["documents"] == len(ARTICLES)
     with helpers.refused("damaged-input", named[0]):
         extract([raw, named[0]], tmp_path / "other")

@@ -444,6 +444,8 @@ def test_what_is_no_weights_is_said_to_be_none(imported: Path, split: Path, tmp_
     (tmp_path / "empty").mkdir()
     check("missing-weights", tmp_path / "empty")
     check("missing-weights", companions(imported, tmp_path / "no-weights"), "config.json")
+    (tmp_path / "no-weights" / "model.onnx").touch()
+    check("missing-weights", tmp_path / "no-weights", "ONNX", "onnxruntime")
     data = shutil.copy(MLPERF / "model.ckpt-28252.data-00000-of-00002", tmp_path / "empty")
     check("missing-parts", tmp_path / "empty", ".index")
     check("missing-parts", Path(data), ".index")

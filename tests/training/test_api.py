@@ -75,6 +75,8 @@ def test_strings_where_lists_are_expected(folder: Path, tmp_path: Path) -> None:
         bertrain.extract("none.txt", tmp_path / "text")
     with helpers.refused("no-run", tmp_path / "one"):
         bertrain.report(str(tmp_path / "one"))
+    with helpers.refused("no-run", tmp_path / "none", "does not exist"):
+        bertrain.report(tmp_path / "none")
 
 
 def test_overrides_are_dictionaries_of_any_values_or_pairs() -> None:

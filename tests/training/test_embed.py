@@ -224,6 +224,11 @@ def test_bad_input_is_refused_by_file_and_line(encoder: Path, tmp_path: Path) ->
     for column in ({"column": "body"}, {"id_column": "id"}):
         with helpers.refused("option-without-effect", bad, "--text and --id"):
             embed(encoder, bad, out, **column)
+    rows.write_text('{"text": "bato", "id": "a"}\n')
+    with helpers.refused("option-without-effect", out, "--id", ".parquet"):
+        embed(encoder, rows, out, id_column="id")
+    with helpers.refused("unknown-table-format", tmp_path, "folder"):
+        embed(encoder, tmp_path, out)
     with helpers.refused("cannot-write", "another --out"):
         (tmp_path / "good.txt").write_text("bato\n")
         embed(encoder, tmp_path / "good.txt", bad / "v.npy")

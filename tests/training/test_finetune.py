@@ -138,7 +138,7 @@ def test_a_run_without_a_held_out_part_ends_well_and_says_so(mini: Miniature, tm
     *_, scores, following = done.out.splitlines()
     assert " sentences/s" in scores
     assert following.startswith(f"next: bertrain predict {tmp_path / 'run'} ")
-    with helpers.refused("no-examples", tmp_path):
+    with helpers.refused("no-examples", tmp_path, "--task.label"):
         evaluate_task(tmp_path / "run")
 
 

@@ -87,6 +87,14 @@ def test_without_an_evaluation_labels_apply_from_one_half_on(mini: Miniature, tm
     assert "thresholds" not in json.loads((tmp_path / "out" / "config.json").read_text())
 
 
+def test_a_part_of_one_table_of_lists_is_held_out_again(mini: Miniature, tmp_path: Path) -> None:
+    shutil.copy(mini.label_sets / "train.jsonl", tmp_path / "mine.jsonl")
+    settings = settings_for(**CLASSES, train__max_steps=1, task__hold_out=0.1)
+    finetune(settings, tmp_path / "mine.jsonl", tmp_path / "run", init=str(mini.base))
+    found = evaluate_task(tmp_path / "run", device="cpu")
+    assert found["f1_micro"] == pytest.approx(metrics_of(tmp_path / "run")["f1_micro"], abs=1e-6)
+
+
 def test_a_model_that_predicts_no_label_is_named(mini: Miniature, tmp_path: Path) -> None:
     lines = [json.loads(line) for line in (mini.label_sets / "train.jsonl").read_text().splitlines()]
     rare = [row | {"label": row["label"] if number % 8 == 0 else []} for number, row in enumerate(lines)]

@@ -253,6 +253,8 @@ def test_bad_input_by_file_and_line(encoder: Path, tmp_path: Path) -> None:
     pairs = write_data(tmp_path / "pairs", "pairs")
     with helpers.refused("missing-scores", "score"):
         finetune(task_settings(task__loss="cosine"), pairs, tmp_path / "run", init=str(encoder))
+    with helpers.refused("out-of-range", "batch.sequences", "at least 2"):  # its loss would be 0
+        finetune(task_settings(batch__sequences=1), pairs, tmp_path / "run", init=str(encoder))
     (tmp_path / "both.csv").write_text("anchor,positive,negative,label\nbato,kese,livi,1\n")
     with helpers.refused("mixed-columns", "'negative'", "'label'"):
         finetune(task_settings(), tmp_path / "both.csv", tmp_path / "run", init=str(encoder))

@@ -10,6 +10,7 @@ import unicodedata
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
+from dataclasses import replace
 from glob import escape
 from pathlib import Path
 from typing import Any
@@ -108,6 +109,10 @@ def prepare(
             f"{vocab} has {counted(unreachable, 'word')} with capitals or accents, which lower-cased text never "
             "has; if it is a cased vocabulary, use --cased"
         )
+    cased = lower_case is False and not vocabulary.tokenizer
+    if cased and not replace(vocabulary, lower_case=True).num_unreachable:
+        named = vocab or "BERT's uncased vocabulary"
+        warn(f"{named} has no word with capitals or accents: with --cased these become [UNK]; leave --cased out")
     files, unreadable = _usable(find_inputs(inputs), on_error, reference)
     if not reference and survey(files, form="text").wrapped:
         warn(f"lines look wrapped, not a sentence each; {_CURE}")

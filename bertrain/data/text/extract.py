@@ -116,6 +116,8 @@ def extract(
         (folder / EXTRACT_DESCRIPTION).write_text(json.dumps(description, indent=1) + "\n")
     if sentence := _describe_guessed(guessed, encoding):
         remark(sentence)
+    if tally.skipped_files:
+        remark(f"{counted(len(tally.skipped_files), 'file')} left out, not text: {few(tally.skipped_files)}")
     if tally.lost_bytes:
         lines = counted(tally.counts["lines_not_utf8"], "line")
         files = counted(len(tally.lost_bytes), "file")
@@ -166,7 +168,7 @@ def _describe_guessed(names: list[str], encoding: str) -> str:
     if not names:
         return ""
     if encoding != "auto":
-        return f"{counted(len(names), 'file')} in UTF-8, read as such, not as --encoding {encoding}: {few(names)}"
+        return f"{counted(len(names), 'file')} in UTF-8 or UTF-16, not read as --encoding {encoding}: {few(names)}"
     return f"{counted(len(names), 'file')} not in UTF-8, read as Windows-1252 (--encoding auto): {few(names)}"
 
 
@@ -262,6 +264,7 @@ class _Tally:
         self.lost_bytes: Counter[str] = Counter()
         """Lines that lost bytes, by file."""
         self.problems: list[str] = []
+        self.skipped_files: list[str] = []
 
     def keeps(self, result: Result) -> bool:
         """Whether the document is kept; raises its problem, if any, unless `on_error` is skip."""
@@ -280,6 +283,8 @@ class _Tally:
         characters = sum(map(len, result.document))
         if reason := result.skipped or self._reason_to_skip(result.document, characters):
             self.skipped[reason] += 1
+            if result.skipped and result.name:
+                self.skipped_files.append(result.name)
             return False
         self.counts["documents"] += 1
         self.counts["sentences"] += len(result.document)

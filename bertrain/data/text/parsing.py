@@ -22,7 +22,7 @@ class Result(NamedTuple):
     skipped: str = ""
     problem: Problem | None = None
     lines_not_utf8: int = 0
-    name: str = ""  # of the file that lost bytes
+    name: str = ""  # of the file that lost bytes or was skipped
 
 
 def parse_records(records: list[Record | Problem], *, splitter: Splitter, language: str) -> list[Result]:
@@ -34,7 +34,7 @@ def _document_of(record: Record | Problem, splitter: Splitter, language: str) ->
     if isinstance(record, Problem):
         return Result([], "damaged", record)
     if record.form == "skipped":
-        return Result([], str(record.content))
+        return Result([], str(record.content), name=record.name)
     try:
         paragraphs = _paragraphs_of(record)
     except NotAnArticle as reason:

@@ -24,6 +24,7 @@ DAMAGE = (OSError, EOFError, lzma.LZMAError, zlib.error, tarfile.TarError)
 
 BUFFER = 1 << 20
 GUESSED = "cp1252"  # Windows-1252, which contains the letters of Latin-1
+_UTF_16 = (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)
 WESTERN = ("en", "de", "fr", "es", "it", "pt", "nl")  # languages that cp1252 writes
 
 
@@ -51,11 +52,15 @@ def open_streams(path: Path, report: Callable[[int], None]) -> Iterator[Stream]:
 def recode(stream: Stream, encoding: str) -> Stream:
     """The stream in UTF-8. Bytes that cannot be decoded become 0xff.
 
-    "auto" is what `guess_encoding` says. Other encodings are those of files that are not UTF-8, as folders mix them.
+    "auto" is what `guess_encoding` says. Other encodings are those of files that are neither UTF-8 nor UTF-16 with a
+    byte order mark, as folders mix them.
     """
+    beginning = stream.bytes.peek(BUFFER)
     if encoding == "auto":
-        encoding = guess_encoding(stream.bytes.peek(BUFFER))
-    elif not (decode_beginning(stream.bytes.peek(BUFFER)) or "").isascii():  # in others hardly any text is UTF-8
+        encoding = guess_encoding(beginning)
+    elif beginning.startswith(_UTF_16) and not codecs.lookup(encoding).name.startswith(("utf-16", "utf-32")):
+        encoding = "utf-16"
+    elif not (decode_beginning(beginning) or "").isascii():  # in others hardly any text is UTF-8
         encoding = "utf-8"
     if codecs.lookup(encoding).name == "utf-8":
         return stream  # the reader checks it
@@ -83,7 +88,7 @@ def guess_encoding(beginning: bytes) -> str:
     It reads well if it is in a language of western Europe and bytes above 127 are few, become letters or common signs,
     and hardly any happens to be UTF-8. So neither a damaged UTF-8 file nor Cyrillic or Czech passes.
     """
-    if beginning.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
+    if beginning.startswith(_UTF_16):
         return "utf-16"
     if decode_beginning(beginning) is not None:
         return "utf-8"
@@ -100,10 +105,10 @@ def guess_encoding(beginning: bytes) -> str:
 
 
 def is_guess(recoded: Stream, encoding: str) -> bool:
-    """Whether `recode` read a stream otherwise than as UTF-8 or as the given `encoding`."""
+    """Whether `recode` read a stream as Windows-1252 ("auto"), or otherwise than as the given `encoding`."""
     if encoding == "auto":
         return recoded.encoding == GUESSED
-    return recoded.encoding == "utf-8" and codecs.lookup(encoding).name != "utf-8"
+    return codecs.lookup(recoded.encoding).name != codecs.lookup(encoding).name
 
 
 def decode_beginning(beginning: bytes) -> str | None:
