@@ -20,13 +20,13 @@ import shutil
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from bertrain.base.errors import UserError
 from bertrain.base.files import file_digest, save_tensors, sync, write_atomically
-from bertrain.base.schema import Count, JsonError, check_value, load_json
+from bertrain.base.schema import Count, Finite, JsonError, check_value, load_json
 
 if TYPE_CHECKING:  # listing checkpoints does not import torch
     from torch import Tensor
@@ -161,24 +161,31 @@ def read_best(folder: Path) -> int | None:
         return None
 
 
-def reconcile_best(folder: Path, progress: Progress) -> tuple[bool, str]:
-    """Make best.json agree with a run resumed at `progress`.
+def with_best(folder: Path, progress: Progress) -> Progress:
+    """`progress` with the best evaluation that best.json names, or with none."""
+    try:
+        best = load_json(folder / BEST, {"step": Count, "figure": Finite})
+    except (OSError, JsonError):
+        best = {"step": 0, "figure": 0.0}
+    return replace(progress, best_step=best["step"], best_accuracy=best["figure"])
 
-    Returns whether the best checkpoint exists, and a warning if it is lost.
 
-    The counters know which step was the best; best.json may be older (a kill between the two) or name a checkpoint that
-    is damaged or gone.
+def reconcile_best(folder: Path, progress: Progress) -> str:
+    """Make best.json agree with a run resumed at `progress`. Returns a warning if the best checkpoint is lost.
+
+    The counters know which step was the best, but for an evaluation after the last save. best.json may be older (a kill
+    between the two) or name a checkpoint that is damaged or gone.
     """
     stated = read_best(folder)
     if progress.step and stated == progress.step and find_damage(folder / checkpoint_name(stated)) is None:
-        return True, ""  # the newest, which was evaluated after it was saved
+        return ""  # the newest, which was evaluated after it was saved
     damage = find_damage(folder / checkpoint_name(progress.best_step)) if progress.best_step else "none was known"
     if damage is None:
         write_best(folder, progress)
-        return True, ""
+        return ""
     (folder / BEST).unlink(missing_ok=True)
     lost = f"the best checkpoint, of step {stated}, is lost ({damage}); the next evaluation is the best so far"
-    return False, lost if stated else ""
+    return lost if stated else ""
 
 
 def set_aside(folder: Path, step: int) -> list[Path]:

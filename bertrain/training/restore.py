@@ -167,13 +167,11 @@ def _load(path: Path, state: TrainState) -> Progress:
 
 
 def _known_best(run: Run, progress: Progress, ranks: Ranks) -> Progress:
-    """`progress`, without its best evaluation if the checkpoint of that one is lost."""
-    is_there = True
-    if ranks.is_first:
-        is_there, warning = checkpoint.reconcile_best(run.checkpoints, progress)
-        if warning:
-            warn(warning)
-    return progress if ranks.broadcast_int(is_there) else replace(progress, best_step=0, best_accuracy=0.0)
+    """`progress` with the best evaluation of the run, or without one if its checkpoint is lost."""
+    if ranks.is_first and (warning := checkpoint.reconcile_best(run.checkpoints, progress)):
+        warn(warning)
+    ranks.broadcast_int(0)  # other ranks read the file only now
+    return checkpoint.with_best(run.checkpoints, progress)
 
 
 def _initialize(

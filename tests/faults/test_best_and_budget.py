@@ -105,12 +105,13 @@ def test_the_best_is_never_purged_and_a_lost_one_is_said(tmp_path: Path) -> None
         "step-00000006",
     ]
     newest = checkpoint.read_progress(tmp_path / "step-00000006")
-    assert checkpoint.reconcile_best(tmp_path, newest) == (True, "")
+    assert checkpoint.reconcile_best(tmp_path, newest) == ""
+    assert checkpoint.with_best(tmp_path, newest) == newest
     shutil.rmtree(tmp_path / "step-00000002")
-    is_there, warning = checkpoint.reconcile_best(tmp_path, newest)
-    assert not is_there
+    warning = checkpoint.reconcile_best(tmp_path, newest)
     assert warning.startswith("the best checkpoint, of step 2, is lost (manifest.json is missing)")
     assert checkpoint.read_best(tmp_path) is None
+    assert checkpoint.with_best(tmp_path, newest).best_step == 0
 
 
 def test_a_best_that_was_evaluated_after_it_was_saved_stays(tmp_path: Path) -> None:
@@ -119,8 +120,9 @@ def test_a_best_that_was_evaluated_after_it_was_saved_stays(tmp_path: Path) -> N
         checkpoint.write_checkpoint(tmp_path, snapshot(step, best_step=2))
     checkpoint.write_best(tmp_path, Progress(4, 40, best_step=4, best_accuracy=0.4))
     newest = checkpoint.read_progress(tmp_path / "step-00000004")
-    assert checkpoint.reconcile_best(tmp_path, newest) == (True, "")
-    assert checkpoint.read_best(tmp_path) == 4
+    assert checkpoint.reconcile_best(tmp_path, newest) == ""
+    known = checkpoint.with_best(tmp_path, newest)
+    assert (known.best_step, known.best_accuracy) == (4, 0.4), "a longer run must not replace it by a worse one"
 
 
 def test_a_complete_run_whose_last_evaluation_was_stopped_is_judged_when_resumed(
