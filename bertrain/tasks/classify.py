@@ -118,8 +118,11 @@ class ClassifyTask(TableTask):
         place = f"column {self.columns.label[0]!r} of {files[0]}"
         if len(labels) < 2:
             raise UserError("one-label", f"{place} has only the label {labels[0]!r}; training needs two or more")
+        values = numbers_of(labels) or ()
         if len(labels) > 100 and len(labels) > sum(counts.values()) / 2:
             self.notes.append(f"nearly every label in {place} is different; for numbers, set --task.target number")
+        elif not all(value.is_integer() for value in values):
+            self.notes.append(f"{place}: each decimal number is a class; to predict numbers, set --task.target number")
         return labels
 
 
@@ -134,13 +137,20 @@ def count_held_out(size: int, share: float, data: Path | None) -> int:
 
 def sort_labels(labels: Iterable[str]) -> tuple[str, ...]:
     """Labels in the order of class indices: by value if all are numbers, else by text."""
+    different = sorted(set(labels))
+    values = numbers_of(different)
+    return (
+        tuple(different) if values is None else tuple(label for _, label in sorted(zip(values, different, strict=True)))
+    )
+
+
+def numbers_of(labels: Sequence[str]) -> list[float] | None:
+    """The values of labels that are all finite numbers."""
     try:
-        values = {label: float(label) for label in labels}
-        if all(map(math.isfinite, values.values())):
-            return tuple(sorted(values, key=lambda label: (values[label], label)))
+        values = [float(label) for label in labels]
     except ValueError:
-        pass
-    return tuple(sorted(set(labels)))
+        return None
+    return values if all(map(math.isfinite, values)) else None
 
 
 def find_files(

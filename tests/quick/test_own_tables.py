@@ -70,6 +70,13 @@ def test_labels_are_in_the_order_of_numbers_where_they_are_numbers() -> None:
     assert sort_labels(["inf", "1"]) == ("1", "inf")
 
 
+def test_decimal_labels_are_classes_with_a_hint(tmp_path: Path) -> None:
+    (tmp_path / "train.csv").write_text("text,label\na,1.5\nb,2\nc,3\n")
+    (tmp_path / "whole.csv").write_text("text,label\na,1.0\nb,2.0\n")
+    assert any("--task.target number" in note for note in open_named("classify", tmp_path / "train.csv").notes)
+    assert not any("--task.target number" in note for note in open_named("classify", tmp_path / "whole.csv").notes)
+
+
 def test_names_of_classes_are_those_that_datasets_saved() -> None:
     folder = SAMPLES / "datasets/saved/cola"
     task = open_named("classify", folder, text="sentence")

@@ -262,7 +262,7 @@ def check_data(data: DataSource, settings: Settings) -> None:
     # Pretrained weights may have more embeddings than their vocabulary has words; a task uses the weights' vocabulary.
     if words != settings.model.vocab_size and not (settings.task.name and words < settings.model.vocab_size):
         sizes = f"{data.folder} has a vocabulary of {words} words, but model.vocab_size is {settings.model.vocab_size}"
-        cure = f"prepare the data with the model's vocabulary, or set --model.vocab_size {words}"
+        cure = "prepare the data with the model's vocabulary, or leave --model.vocab_size out"
         raise UserError("vocabulary-size", f"{sizes}; {cure}")
     longest = int(data.lengths.max())
     if longest > limit:
