@@ -18,9 +18,7 @@ from bertrain.config.settings import ScheduleSettings, Settings
 from bertrain.run.checkpoint import Progress
 from bertrain.run.folder import Run
 
-UNKNOWN_STEPS = (
-    sys.maxsize
-)  # of a run whose end is not known: the learning rate does not decay, not even in its last bit
+UNKNOWN_STEPS = sys.maxsize  # of a run whose end is not known: its learning rate does not decay, to the last bit
 RESERVE = 0.01  # of the time left, for the last save and for slower steps
 FIT_SHARE = 0.02  # of the budget between two fits
 TOLERANCE = 0.01  # a fit that moves the end of the run by less is not made

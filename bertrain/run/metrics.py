@@ -283,10 +283,8 @@ def averages(
 
     An evaluation replaces no words, and so needs no `num_tokens`.
     """
-    totals, num_predictions = (
-        unpack_sums(sums),
-        max(1, num_predictions),
-    )  # data masked by other programs may have no masks in a step
+    totals = unpack_sums(sums)
+    num_predictions = max(1, num_predictions)  # data masked by other programs may have no masks in a step
     sequence_loss = totals["sequence_loss"] / num_sequences
     sequence_accuracy = totals["sequence_correct"] / num_sequences
     if model.head == "tag":

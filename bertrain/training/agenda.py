@@ -156,9 +156,7 @@ class Agenda:
             or agreed == SAVE
         )
         asks_to_evaluate = passes_multiple(before.samples, progress.samples, self.plan.evaluation_interval)
-        asks_to_evaluate &= (
-            self.plan.last_step < UNKNOWN_STEPS
-        )  # before the first fit, its share of the time is unknown
+        asks_to_evaluate &= self.plan.last_step < UNKNOWN_STEPS  # its share of the time is unknown before the first fit
         is_early = progress.samples < saving.first_after_samples
         return Due(
             logs=step % self.settings.log.every_steps == 0 or self._num_timed == 1,
