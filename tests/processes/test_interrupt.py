@@ -5,13 +5,14 @@ from __future__ import annotations
 import os
 import signal
 import subprocess
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
 
 from bertrain.run import checkpoint
 from tests import helpers
-from tests.launched import Launched, children
+from tests.launched import Launched, descendants
 from tests.miniature_tasks import command_line
 
 SWALLOWS = """
@@ -120,7 +121,7 @@ def test_a_data_command_ends_with_one_sentence(corpus: Path, tmp_path: Path, com
     workers = [] if command == "vocab" else ["--workers", 2]
     launched = start(tmp_path, "data", command, corpus, "--out", tmp_path / "out", *workers)
     try:
-        launched.wait_until(lambda: launched.process.pid in _catching(), "the handler")
+        launched.wait_until(lambda: _cpu_seconds(launched.process.pid) > 1.5, "its work")
         launched.process.send_signal(signal.SIGINT)
         assert launched.wait() == 130, launched.err
     finally:
@@ -131,11 +132,11 @@ def test_a_data_command_ends_with_one_sentence(corpus: Path, tmp_path: Path, com
     assert not (tmp_path / "out").exists()
 
 
-def _catching() -> list[int]:
-    """Processes below this one that catch SIGINT and have worked for a while."""
-    found = []
-    for process in children(os.getpid()):
-        status = Path(f"/proc/{process}/stat").read_text().rsplit(")", 1)[1].split()
-        if int(status[11]) + int(status[12]) > 150:  # hundredths of a second of CPU time
-            found.append(process)
-    return found
+def _cpu_seconds(process: int) -> float:
+    """The CPU time of a process and of all below it."""
+    ticks = 0
+    for one in descendants(process):
+        with suppress(FileNotFoundError, ProcessLookupError):  # it has ended
+            status = Path(f"/proc/{one}/stat").read_text().rsplit(")", 1)[1].split()
+            ticks += int(status[11]) + int(status[12])
+    return ticks / os.sysconf("SC_CLK_TCK")

@@ -104,6 +104,8 @@ def test_every_format_gives_the_same_vectors(encoder: Path, tmp_path: Path) -> N
     ):
         for suffix in ("parquet", "npy"):
             out = tmp_path / f"{name}.{suffix}"
+            if suffix == "npy":
+                options.pop("id_column", None)
             done = embed(encoder, tmp_path / name, out, **options)
             assert isinstance(done, Embedded)
             assert (done.texts, done.width, done.truncated) == (6, 32, 1)
