@@ -28,6 +28,7 @@ from held_out import bertrain, evaluate, prepare, steps_of
 from bertrain.config.choices import Size
 from bertrain.config.model_size import count_parameters
 from bertrain.pipeline.plan import SIZES, Machine, Text, plan_training
+from bertrain.run.folder import Run
 
 RESULTS = Path(__file__).parent / "results" / "train_sizes.json"
 NOT_HERE = ("train.budget", "evaluate.every_samples", "optimizer.learning_rate", "log.every_steps")
@@ -70,6 +71,7 @@ def measure(case: Case, work: Path, text: Text, machine: Machine, threads: int) 
         "steps": len(steps),
         "tokens": sum(step["tokens"] for step in steps),
         "encoder_parameters": count_parameters(settings.model)[1],
+        "initializer_range": Run.open(run).settings.model.initializer_range,
         **evaluate(run, work),
     }
 
