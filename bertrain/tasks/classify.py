@@ -139,9 +139,9 @@ def sort_labels(labels: Iterable[str]) -> tuple[str, ...]:
     """Labels in the order of class indices: by value if all are numbers, else by text."""
     different = sorted(set(labels))
     values = numbers_of(different)
-    return (
-        tuple(different) if values is None else tuple(label for _, label in sorted(zip(values, different, strict=True)))
-    )
+    if values is None:
+        return tuple(different)
+    return tuple(label for _, label in sorted(zip(values, different, strict=True)))
 
 
 def numbers_of(labels: Sequence[str]) -> list[float] | None:
