@@ -62,7 +62,7 @@ def test_recipes_are_whole_and_say_how_to_run_them(recipe: Recipe) -> None:
     assert len(recipe.headline) <= 120
 
 
-NEW_SINCE = ("intel-squad", "finetune-tag", "modernbert-base")
+NEW_SINCE = ("intel-squad", "finetune-tag", "modernbert-base", "bert-base-minutes")
 
 
 def test_recipes_resolve_as_before_they_built_on_each_other() -> None:
