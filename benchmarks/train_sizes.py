@@ -51,8 +51,8 @@ def count(texts: list[Path]) -> Text:
 
 
 def measure(case: Case, work: Path, text: Text, machine: Machine, threads: int) -> dict[str, Any]:
-    plan = plan_training(text, machine, budget=f"{case.minutes:g}m", size=case.size)
-    settings = plan.settings(work / "held-out")
+    plan = plan_training(text, machine, budget=f"{case.minutes:g}m", size=case.size, given={"model.rtd": "0"})
+    settings = plan.settings(work)
     run = work / f"run-{case.size}-{case.minutes:g}m-{case.factor:g}-{case.seed}"
     rate = case.factor * settings.optimizer.learning_rate
     if not (run / "metrics.jsonl").exists() or '"kind": "end"' not in (run / "metrics.jsonl").read_text():

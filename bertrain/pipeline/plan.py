@@ -20,6 +20,7 @@ from bertrain.config.resolve import resolve
 from bertrain.config.settings import ModelSettings, Settings
 
 HELD_OUT = "held-out"  # the folder in OUT of the examples to evaluate on
+GENERATOR = "generator"  # the folder in OUT of the run whose guesses replace words
 SIZES = tuple(size for size in get_args(Size) if size != "auto")
 
 LEARNING_RATES = {"tiny": 3e-3, "mini": 2e-3, "small": 1.5e-3, "medium": 1e-3, "base": 5e-4, "large": 4e-4}
@@ -35,6 +36,9 @@ STEPS = {"cpu": 3000, "gpu": 16_000}  # wanted: more steps of fewer tokens learn
 LEAST_STEP, LARGEST_STEP = 2048, 131_072  # tokens
 LONG_RUN_S = 2 * 3600
 HEADS = {"tiny": 4}  # where more heads than the recipe's learn faster
+GENERATORS: dict[Size, Size] = {"base": "mini", "large": "mini"}  # sizes that learn from replaced words
+GENERATOR_SHARE = 0.15  # of the budget, as in benchmarks/speedrun
+RTD_WEIGHT = 50  # as in ELECTRA
 EPOCHS_WITHOUT_DROPOUT = 20
 EVALUATIONS = 10
 SAVES = 8  # in a budget: what a kill may cost
@@ -45,7 +49,7 @@ LENGTHS = ("train.max_steps", "train.epochs")  # settings that replace the budge
 SETTING_OF = {
     "step": ("batch.sequences", "batch.tokens"), "learning rate": ("optimizer.learning_rate",),
     "dropout": ("model.hidden_dropout",), "first heads": ("model.initial_heads",),
-    "output bias": ("model.initial_bias",),
+    "output bias": ("model.initial_bias",), "generator": ("model.rtd", "data.generator"),
     "length": ("data.max_seq_length",), "next sentence": ("model.nsp",), "masked words": ("data.mask_probability",),
 }  # fmt: skip
 """The settings behind a choice, by its name; if the user sets one, the choice is not listed."""
@@ -97,10 +101,17 @@ class TrainingPlan:
     vocabulary_size: int
     """Of a vocabulary to train; 0: that of the initial weights."""
     choices: tuple[Choice, ...]
+    generator: TrainingPlan | None = None
+    """Of a smaller BERT, to be trained first."""
 
-    def settings(self, held_out: Path) -> Settings:
-        """The settings of the run, which is evaluated on the folder `held_out`."""
-        return resolve(self.recipe, self.overrides | {"evaluate.data": str(held_out)})
+    def overrides_in(self, out: Path) -> dict[str, str]:
+        """The overrides, with the folders in OUT that the run reads besides its data."""
+        folders = {"evaluate.data": HELD_OUT} | ({"data.generator": GENERATOR} if self.generator else {})
+        return self.overrides | {key: str(out / name) for key, name in folders.items()}
+
+    def settings(self, out: Path) -> Settings:
+        """The settings of the run in OUT."""
+        return resolve(self.recipe, self.overrides_in(out))
 
     def lines(self) -> list[str]:
         """The choices as a table, each with its reason; that of a long value, such as a path, has its own lines."""
@@ -135,6 +146,7 @@ class Rules:
     dropout: str
     settings: Settings
     """With the size and the user's settings, for arithmetic."""
+    generator: Size | None
 
 
 def plan_training(
@@ -168,22 +180,33 @@ def plan_training(
     vocabulary = 0 if init else min(VOCABULARIES["large"], text.characters // CHARACTERS_PER_WORD_PIECE)
     size, why = ("tiny", "") if init else _choose_size(text, machine, seconds, size, overrides, vocabulary)
     vocabulary = min(vocabulary, VOCABULARIES[size])
+    if size in HEADS and not init:
+        overrides["model.num_heads"] = str(HEADS[size])
     settings = _sized(f"bert-{size}", overrides | given, vocabulary)
     if init:
         settings = replace(settings, model=replace(initial or resolve("bert-base").model, head="pretrain"))
+    counts = [key for key in LENGTHS if key in given]
+    is_set = bool(init or counts) or not given.keys().isdisjoint(SETTING_OF["generator"])
+    generator = None if is_set else GENERATORS.get(size)
+    if generator:
+        shared, seconds = GENERATOR_SHARE * seconds, (1 - GENERATOR_SHARE) * seconds
     tokens = machine.tokens_in(seconds, settings)
     epochs = tokens / text.tokens
     steps = STEPS["gpu" if machine.is_gpu else "cpu"]
     step = -(-min(LARGEST_STEP, max(LEAST_STEP, int(length), tokens // steps)) // 64) * 64  # rounded up
     rate = CONTINUED_RATE if init else LEARNING_RATES[size]
     dropout = "0.1" if epochs > EPOCHS_WITHOUT_DROPOUT or init else "0"
-    rules = Rules(size, why, length, has_pairs, vocabulary, tokens, epochs, step, rate, dropout, settings)
-    counts = [key for key in LENGTHS if key in given]
-    overrides |= _overrides(rules, "" if counts else budget, seconds, is_new=not init) | given
+    rules = Rules(size, why, length, has_pairs, vocabulary, tokens, epochs, step, rate, dropout, settings, generator)
+    of_run = f"{seconds:.0f}s" if generator else budget
+    overrides |= _overrides(rules, "" if counts else of_run, seconds, is_new=not init) | given
     choices = _choices(rules, text, machine, budget, counts, init=init, no_pairs=no_pairs)
     choices = [one for one in choices if given.keys().isdisjoint(SETTING_OF.get(one.what, ()))]
     choices += [Choice(key, given[key], "as you set it") for key in typed]
-    return TrainingPlan(f"bert-{size}", overrides, vocabulary, tuple(choices))
+    first = None
+    if generator:  # with the settings of the data and of the machine; the others are for the model
+        kept = {key: value for key, value in given.items() if key.startswith(("data.", "train.", "log."))}
+        first = plan_training(text, machine, budget=f"{shared:.0f}s", size=generator, given=kept)
+    return TrainingPlan(f"bert-{size}", overrides, vocabulary, tuple(choices), first)
 
 
 def _overrides(rules: Rules, budget: str, seconds: float, *, is_new: bool) -> dict[str, str]:
@@ -207,8 +230,8 @@ def _overrides(rules: Rules, budget: str, seconds: float, *, is_new: bool) -> di
     }
     if is_new:  # a short run would otherwise end before attention has found the neighbors
         overrides |= {"model.initial_heads": "neighbours", "model.initial_bias": "frequencies"}
-        if rules.size in HEADS:
-            overrides["model.num_heads"] = str(HEADS[rules.size])
+    if rules.generator:
+        overrides["model.rtd"] = str(RTD_WEIGHT)
     return overrides
 
 
@@ -238,10 +261,14 @@ def _choices(
         Choice("next sentence", "yes" if rules.has_pairs else "no", no_pairs or sentences),
     ]
     if not init:
-        start = f"{HEADS[size]} heads, which learn sooner" if size in HEADS else "a short run learns sooner"
+        heads = model.num_heads
+        start = f"{heads} heads, which learn sooner" if heads == HEADS.get(size) else "a short run learns sooner"
         choices.append(Choice("masked words", f"{MODERN_MASK_PROBABILITY:.0%}", "learns more in equal time than 15 %"))
         choices.append(Choice("first heads", "on adjacent words", start))
         choices.append(Choice("output bias", "word frequencies", "so that training need not learn them first"))
+        if rules.generator:
+            share = f"{rules.generator}, {GENERATOR_SHARE:.0%} of the budget"
+            choices.append(Choice("generator", share, "replaces words (ELECTRA): the model fine-tunes better"))
         reads = rules.tokens / count_parameters(model)[1]
         if reads < FEW_TOKENS and not counts:
             few = Choice("warning", f"{reads:.1g} tokens per parameter", "it will learn little; give a longer --budget")

@@ -5,6 +5,7 @@ OUT/text          `data extract`: the text, a sentence per line, and held-out do
 OUT/vocab.txt     `data vocab`
 OUT/data          `data prepare`: the examples to train on
 OUT/held-out      the examples to evaluate on
+OUT/generator     `pretrain`: for the sizes base and large, the run of a smaller BERT that replaces words
 OUT/run           `pretrain`: the run
 OUT/task          `finetune`: the run of --task
 OUT/report.html   `report`
@@ -40,7 +41,15 @@ from bertrain.config.settings import ModelSettings, Settings
 from bertrain.data.text.documents import EXTRACT_DESCRIPTION, EXTRACT_TRAINING
 from bertrain.data.text.survey import survey
 from bertrain.pipeline.folder import CONTINUE, locked, read_begun, write_begun
-from bertrain.pipeline.plan import HELD_OUT, Machine, Text, TrainingPlan, plan_training, refuse_too_little
+from bertrain.pipeline.plan import (
+    GENERATOR,
+    HELD_OUT,
+    Machine,
+    Text,
+    TrainingPlan,
+    plan_training,
+    refuse_too_little,
+)
 from bertrain.pipeline.request import Request, check_request, make_request
 from bertrain.run.folder import TRAIN_PLAN, Run
 from bertrain.run.records import EndRecord, EvaluationRecord, last_record
@@ -71,7 +80,7 @@ class Trained:
     """Of the last evaluation, on held-out text."""
     task_metrics: dict[str, float]
     seconds: float
-    """Of the training, without the task's."""
+    """Of the training, with the generator's, without the task's."""
 
 
 def train(
@@ -239,7 +248,7 @@ def _prepare(plan: TrainingPlan, request: Request, out: Path) -> None:
     from bertrain.data.text.vocabulary_training import train_vocabulary
     from bertrain.weights.source import open_source, vocabulary_of
 
-    vocabulary, settings = out / "vocab.txt", plan.settings(out / HELD_OUT)
+    vocabulary, settings = out / "vocab.txt", plan.settings(out)
     lower_case = not request.cased
     if request.init:
         words = vocabulary_of(open_source(request.init), request.init)
@@ -275,16 +284,23 @@ def _workers() -> int:
 
 
 def _pretrain(plan: TrainingPlan, request: Request, out: Path, nproc: int) -> None:
-    settings = plan.settings(out / HELD_OUT)
+    if plan.generator:
+        tell(f"generator: training {plan.generator.recipe}, which will replace words for {plan.recipe}")
+        _pretrain_in(out / GENERATOR, plan.generator, request, out, nproc)
+    _pretrain_in(out / "run", plan, request, out, nproc)
+
+
+def _pretrain_in(run: Path, plan: TrainingPlan, request: Request, out: Path, nproc: int) -> None:
+    settings = plan.settings(out)
     num_ranks = _num_ranks(settings, nproc)
     if num_ranks > 1:
-        arguments = ["pretrain", plan.recipe, "--data", str(out / "data"), "--run", str(out / "run")]
+        arguments = ["pretrain", plan.recipe, "--data", str(out / "data"), "--run", str(run)]
         arguments += ["--init", request.init] if request.init else []
-        _run_ranks(num_ranks, arguments, plan.overrides | {"evaluate.data": str(out / HELD_OUT)})
+        _run_ranks(num_ranks, arguments, plan.overrides_in(out))
         return
     from bertrain.training.start import pretrain
 
-    pretrain(settings, out / "data", out / "run", init=request.init)
+    pretrain(settings, out / "data", run, init=request.init)
 
 
 def _finetune(request: Request, out: Path, nproc: int) -> None:
@@ -373,7 +389,8 @@ def _results(out: Path) -> Trained:
     from bertrain.training.task_results import metrics_of
 
     metrics = out / "run" / "metrics.jsonl"
-    evaluation, end = last_record(metrics, EvaluationRecord), last_record(metrics, EndRecord)
+    evaluation = last_record(metrics, EvaluationRecord)
+    ends = [last_record(out / run / "metrics.jsonl", EndRecord) for run in (GENERATOR, "run") if (out / run).is_dir()]
     return Trained(
         folder=out,
         model=out / "model",
@@ -381,7 +398,7 @@ def _results(out: Path) -> Trained:
         report=out / "report.html",
         metrics=evaluation.metrics if evaluation else {},
         task_metrics=metrics_of(out / "task") if (out / "task").is_dir() else {},
-        seconds=end.loop_seconds if end else 0.0,
+        seconds=sum(end.loop_seconds for end in ends if end),
     )
 
 

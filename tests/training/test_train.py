@@ -140,6 +140,36 @@ def test_after_an_interruption_it_continues(tmp_path: Path, monkeypatch: pytest.
     assert (tmp_path / "out" / "plan.json").read_text() == plan, "what was chosen stays"
 
 
+def test_a_base_model_learns_from_the_words_of_a_smaller_one(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    overrides = (*SMALL, ("model.num_layers", "1"), ("model.num_heads", "2"), ("train.threads", "1"))
+    wishes = WISHES | {"budget": "8s", "size": "base", "overrides": overrides}
+    articles, out = write_articles(tmp_path / "articles"), tmp_path / "out"
+    made = train(articles, out, **wishes)
+    generator, run = Run.open(out / "generator"), Run.open(out / "run")
+    assert generator.settings.model.num_layers == 4, "the settings of the model are not the generator's"
+    assert Path(run.settings.data.generator) == out / "generator"
+    assert (run.settings.model.rtd, generator.settings.model.rtd) == (50, 0)
+    assert made.seconds == pytest.approx(sum(end_of(one)["loop_seconds"] for one in (generator, run)))
+    assert "| replaced | 50% of these words, by out/generator; weight of the loss 50 |" in card_of(made)
+    assert "generator: training bert-mini" in capsys.readouterr().out
+    (out / "report.html").unlink()
+    before = tensors_of(out / "run")
+    train(articles, out, **wishes)
+    assert all(torch.equal(tensor, before[name]) for name, tensor in tensors_of(out / "run").items())
+    assert (out / "report.html").exists()
+
+
+def end_of(run: Run) -> dict[str, Any]:
+    *_, end = (json.loads(line) for line in (run.folder / "metrics.jsonl").read_text().splitlines())
+    return end
+
+
+def card_of(made: Trained) -> str:
+    return (made.model / "README.md").read_text()
+
+
 def test_ctrl_c_after_the_last_step_keeps_the_next_stage_from_starting(
     made: Trained, monkeypatch: pytest.MonkeyPatch
 ) -> None:
