@@ -55,6 +55,7 @@ from bertrain.training import engine
 from bertrain.training.benchmark import only_steps
 from bertrain.training.loop import train_step
 from bertrain.training.precision import make_deterministic, set_precision
+from bertrain.training.replacing_engine import read_generator
 from bertrain.training.resolve_auto import check_memory, find_token_budget, fit_to_data, resolve_auto
 from bertrain.training.resolved_run import open_for
 from bertrain.training.state import TrainState
@@ -114,6 +115,8 @@ def profile(
         else:
             source = write_synthetic(Path(stack.enter_context(tempfile.TemporaryDirectory())) / "data", settings)
         settings, _ = fit_to_data(settings, source)
+        if settings.model.rtd and data is not None:  # synthetic examples have no words to compare
+            read_generator(settings, source)
         settings, _ = find_token_budget(settings, source, ranks)
         settings = settings_to_profile(settings, bins=bins * ranks.world, steps=plan.max_steps)
         check_memory(settings, source, ranks.world, is_begun=False)
