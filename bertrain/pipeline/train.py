@@ -284,7 +284,7 @@ def _workers() -> int:
 
 
 def _pretrain(plan: TrainingPlan, request: Request, out: Path, nproc: int) -> None:
-    if plan.generator:
+    if plan.generator and not _end_of(out / GENERATOR):
         tell(f"generator: training {plan.generator.recipe}, which will replace words for {plan.recipe}")
         _pretrain_in(out / GENERATOR, plan.generator, request, out, nproc)
     _pretrain_in(out / "run", plan, request, out, nproc)
@@ -388,9 +388,8 @@ def _hand_over(plan: TrainingPlan, request: Request, out: Path) -> None:
 def _results(out: Path) -> Trained:
     from bertrain.training.task_results import metrics_of
 
-    metrics = out / "run" / "metrics.jsonl"
-    evaluation = last_record(metrics, EvaluationRecord)
-    ends = [last_record(out / run / "metrics.jsonl", EndRecord) for run in (GENERATOR, "run") if (out / run).is_dir()]
+    evaluation = last_record(out / "run" / "metrics.jsonl", EvaluationRecord)
+    ends = [_end_of(out / run) for run in (GENERATOR, "run")]
     return Trained(
         folder=out,
         model=out / "model",
@@ -400,6 +399,11 @@ def _results(out: Path) -> Trained:
         task_metrics=metrics_of(out / "task") if (out / "task").is_dir() else {},
         seconds=sum(end.loop_seconds for end in ends if end),
     )
+
+
+def _end_of(run: Path) -> EndRecord | None:
+    metrics = run / "metrics.jsonl"
+    return last_record(metrics, EndRecord) if metrics.is_file() else None
 
 
 def summary(made: Trained) -> list[str]:

@@ -157,6 +157,7 @@ def test_a_base_model_learns_from_the_words_of_a_smaller_one(
     (out / "report.html").unlink()
     before = tensors_of(out / "run")
     train(articles, out, **wishes)
+    assert "generator: training" not in capsys.readouterr().out
     assert all(torch.equal(tensor, before[name]) for name, tensor in tensors_of(out / "run").items())
     assert (out / "report.html").exists()
 

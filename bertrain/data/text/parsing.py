@@ -49,7 +49,9 @@ def _document_of(record: Record | Problem, splitter: Splitter, language: str) ->
     lost = _lines_not_utf8(record)
     if not lost:
         return Result(document)
-    problem = Problem(f"line {lost[0]:,} of {record.name}", "has bytes that are not UTF-8, or not in the given --encoding")
+    problem = Problem(
+        f"line {lost[0]:,} of {record.name}", "has bytes that are not UTF-8, or not in the given --encoding"
+    )
     return Result(document, problem=problem, lines_not_utf8=len(lost), name=record.name)
 
 
