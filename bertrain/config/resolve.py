@@ -87,7 +87,11 @@ def resolve(recipe: str, overrides: Overrides | None = None, settings_file: str 
         section, name = _split_key(key)
         values[section].setdefault(name, value)
     settings = _with_absolute_paths(from_dict(values))
-    return dataclasses.replace(settings, given=frozenset({*dict(pairs), *named_in(settings_file)}))
+    given = frozenset({*dict(pairs), *named_in(settings_file)})
+    if settings.train.fits and "train.max_steps" in given and "train.fits" not in given:
+        why = f"train.fits of {recipe} sets the length of the run, so train.max_steps has no effect"
+        raise UserError("conflicting-settings", f"{why}; leave it out, or add --train.fits ''")
+    return dataclasses.replace(settings, given=given)
 
 
 def in_family(settings: Settings, family: Family) -> Settings:

@@ -332,3 +332,12 @@ def test_a_family_that_is_a_list_is_refused(tmp_path: Path) -> None:
     (tmp_path / "own.toml").write_text('[model]\nfamily = ["modern"]\n')
     with helpers.refused("invalid-value", "model.family"):
         resolve(str(tmp_path / "own.toml"))
+
+
+def test_a_length_that_would_have_no_effect_is_refused(tmp_path: Path) -> None:
+    repeated = tmp_path / "recipe.toml"
+    repeated.write_text('base = "bert-tiny"\n[train]\nfits = "4:90,30:84"\n')
+    with helpers.refused("conflicting-settings", "train.fits", repeated):
+        resolve(str(repeated), {"train.max_steps": 3})
+    assert resolve(str(repeated), {"train.max_steps": 3, "train.fits": ""}).train.last_step() == 3
+    assert resolve(str(repeated)).train.last_step() == 84
