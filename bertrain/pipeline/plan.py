@@ -147,6 +147,7 @@ class Rules:
     settings: Settings
     """With the size and the user's settings, for arithmetic."""
     generator: Size | None
+    """The size of a BERT to be trained first, whose guesses replace words."""
 
 
 def plan_training(
@@ -186,10 +187,10 @@ def plan_training(
     if init:
         settings = replace(settings, model=replace(initial or resolve("bert-base").model, head="pretrain"))
     counts = [key for key in LENGTHS if key in given]
-    is_set = bool(init or counts) or not given.keys().isdisjoint(SETTING_OF["generator"])
-    generator = None if is_set else GENERATORS.get(size)
+    may_generate = not init and not counts and given.keys().isdisjoint(SETTING_OF["generator"])
+    generator = GENERATORS.get(size) if may_generate else None
     if generator:
-        shared, seconds = GENERATOR_SHARE * seconds, (1 - GENERATOR_SHARE) * seconds
+        generator_seconds, seconds = GENERATOR_SHARE * seconds, (1 - GENERATOR_SHARE) * seconds
     tokens = machine.tokens_in(seconds, settings)
     epochs = tokens / text.tokens
     steps = STEPS["gpu" if machine.is_gpu else "cpu"]
@@ -197,16 +198,16 @@ def plan_training(
     rate = CONTINUED_RATE if init else LEARNING_RATES[size]
     dropout = "0.1" if epochs > EPOCHS_WITHOUT_DROPOUT or init else "0"
     rules = Rules(size, why, length, has_pairs, vocabulary, tokens, epochs, step, rate, dropout, settings, generator)
-    of_run = f"{seconds:.0f}s" if generator else budget
-    overrides |= _overrides(rules, "" if counts else of_run, seconds, is_new=not init) | given
+    left = f"{seconds:.0f}s" if generator else budget
+    overrides |= _overrides(rules, "" if counts else left, seconds, is_new=not init) | given
     choices = _choices(rules, text, machine, budget, counts, init=init, no_pairs=no_pairs)
     choices = [one for one in choices if given.keys().isdisjoint(SETTING_OF.get(one.what, ()))]
     choices += [Choice(key, given[key], "as you set it") for key in typed]
-    first = None
+    generator_plan = None
     if generator:  # with the settings of the data and of the machine; the others are for the model
         kept = {key: value for key, value in given.items() if key.startswith(("data.", "train.", "log."))}
-        first = plan_training(text, machine, budget=f"{shared:.0f}s", size=generator, given=kept)
-    return TrainingPlan(f"bert-{size}", overrides, vocabulary, tuple(choices), first)
+        generator_plan = plan_training(text, machine, budget=f"{generator_seconds:.0f}s", size=generator, given=kept)
+    return TrainingPlan(f"bert-{size}", overrides, vocabulary, tuple(choices), generator_plan)
 
 
 def _overrides(rules: Rules, budget: str, seconds: float, *, is_new: bool) -> dict[str, str]:

@@ -97,8 +97,10 @@ def _training(run: Run, step: int, table: MetricsTable) -> dict[str, str]:
     if model.head == "pretrain":
         facts["masked words"] = f"{settings.data.mask_probability:.0%}"
         if model.rtd:
-            share = f"{settings.data.replaced_share:.0%} of these words, by {_end_of(Path(settings.data.generator))}"
-            facts["replaced"] = f"{share}; weight of the loss {model.rtd:g}"
+            share = (
+                f"{settings.data.replaced_share:.0%} of the masked words, by {_end_of(Path(settings.data.generator))}"
+            )
+            facts["replaced words"] = f"{share}; weight of the loss {model.rtd:g}"
     else:
         facts["task"] = settings.task.name
     facts["began with"] = _end_of(Path(run.init)) if run.init else "random weights"

@@ -152,7 +152,7 @@ def test_a_base_model_learns_from_the_words_of_a_smaller_one(
     assert Path(run.settings.data.generator) == out / "generator"
     assert (run.settings.model.rtd, generator.settings.model.rtd) == (50, 0)
     assert made.seconds == pytest.approx(sum(end_of(one)["loop_seconds"] for one in (generator, run)))
-    assert "| replaced | 50% of these words, by out/generator; weight of the loss 50 |" in card_of(made)
+    assert "| replaced words | 50% of the masked words, by out/generator; weight of the loss 50 |" in card_of(made)
     assert "generator: training bert-mini" in capsys.readouterr().out
     (out / "report.html").unlink()
     before = tensors_of(out / "run")
